@@ -1,0 +1,130 @@
+"""What a user chooses: the shape of a pool and of the attention heads.  Validated when made, frozen
+after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Placement = Literal["paper", "ulysses"]
+ShardLayout = Literal["contiguous", "zigzag"]
+BackwardMode = Literal["retain", "refetch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """How a sequence pool cuts, places and moves attention.  The same class is the API and the
+    command line.
+    """
+
+    pool_size: int = 8
+    """P: contiguous data-parallel replicas that share their attention.  Must divide the
+    data-parallel size.
+    """
+
+    block_size: int = 4096
+    """B: most query tokens in one tile.  Smaller balances better; larger needs fewer kernel
+    segments.
+    """
+
+    head_shards: int = 1
+    """H: head shards per block.  Must divide the query heads."""
+
+    chunks: int = 4
+    """M: equal head pieces whose transfers overlap each other's compute.  Must divide query heads /
+    H.
+    """
+
+    placement: Placement = "paper"
+    """`paper`: load-target-guided greedy over all tiles.  `ulysses`: heads over the CP group, the
+    baseline.
+    """
+
+    tolerance: float = 0.03
+    """tau: a worker's soft load target is (1 + tau) times the pool's mean."""
+
+    shard_layout: ShardLayout = "contiguous"
+    """Which tokens of a pack a context-parallel rank holds: one run, or the head and tail pair
+    (`zigzag`).
+    """
+
+    backward: BackwardMode = "retain"
+    """`retain` keeps fetched Q/K/V until backward; `refetch` keeps only outputs and LSE and moves
+    them again.
+    """
+
+    def __post_init__(self) -> None:
+        for name in ("pool_size", "block_size", "head_shards", "chunks"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"PoolConfig.{name} is {value!r}; it must be an integer >= 1")
+        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
+            raise ValueError(
+                f"PoolConfig.tolerance is {self.tolerance!r}; it must be finite and >= 0"
+            )
+        _one_of("placement", self.placement, ("paper", "ulysses"))
+        _one_of("shard_layout", self.shard_layout, ("contiguous", "zigzag"))
+        _one_of("backward", self.backward, ("retain", "refetch"))
+        if self.placement == "ulysses" and self.pool_size != 1:
+            raise ValueError(
+                "placement='ulysses' stays inside one CP group, but pool_size is "
+                f"{self.pool_size}; set pool_size=1"
+            )
+
+    def replace(self, **changes: object) -> PoolConfig:
+        """A copy with the named fields changed, validated again."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(
+            f"PoolConfig.{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Attention heads of one layer, as the planner counts them."""
+
+    q: int
+    """Query heads."""
+
+    kv: int
+    """Key/value heads; must divide the query heads."""
+
+    dim: int
+    """Elements of one query or key head."""
+
+    bytes: int = 2
+    """Bytes of one element: 2 for bf16 and fp16, 4 for fp32."""
+
+    v_dim: int | None = None
+    """Elements of one value head; None means the same as `dim`."""
+
+    def __post_init__(self) -> None:
+        for name in ("q", "kv", "dim", "bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"HeadShape.{name} is {getattr(self, name)!r}; it must be >= 1")
+        if self.v_dim is not None and self.v_dim < 1:
+            raise ValueError(
+                f"HeadShape.v_dim is {self.v_dim!r}; it must be >= 1, or None for the same as dim"
+            )
+        if self.q % self.kv:
+            raise ValueError(
+                f"{self.q} query heads over {self.kv} key/value heads: kv must divide q "
+                "(grouped-query attention)"
+            )
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of one value head."""
+        return self.dim if self.v_dim is None else self.v_dim
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.q // self.kv

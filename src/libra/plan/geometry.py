@@ -1,0 +1,170 @@
+"""Where everything of a pool lies: samples, the workers' fragments, and the blocks that tiles are
+cut from.
+
+Positions are *pool positions*: the packs laid end to end, pack p at [p * tokens, (p + 1) * tokens).
+Worker p * CP + c is rank c of the CP group that holds pack p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from libra.config import ShardLayout
+from libra.shards import shard_map
+from libra.workload import causal_pairs, check_cu_seqlens
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Where intervals of two kinds overlap, ordered by position."""
+
+    first: IntArray
+    """Index into the first kind, [pieces]."""
+    second: IntArray
+    """Index into the second kind."""
+    start: IntArray
+    stop: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Geometry:
+    """A pool's samples, fragments and blocks; all int64, positions in pool coordinates."""
+
+    tokens: int
+    """L, tokens of one pack, padding included."""
+    packs: int
+    cp_size: int
+    rows: IntArray
+    """Local rows of each worker, [workers]."""
+    sample_start: IntArray
+    sample_stop: IntArray
+    fragment_worker: IntArray
+    fragment_start: IntArray
+    fragment_stop: IntArray
+    fragment_local: IntArray
+    block_start: IntArray
+    block_stop: IntArray
+    """Blocks cover real tokens only; a block of padding is empty."""
+    block_worker: IntArray
+    """Q-home of each block."""
+    block_local: IntArray
+    """Row of a block's first token at its Q-home."""
+    block_pairs: IntArray
+    """Causal query-key pairs of each block, one head."""
+    visits: Pieces
+    """Blocks (first) against the samples (second) they meet."""
+    holdings: Pieces
+    """Samples (first) against the fragments (second) that hold them, ordered by sample, then
+    position.
+    """
+
+    @property
+    def workers(self) -> int:
+        """W = P * CP."""
+        return self.packs * self.cp_size
+
+
+def pool_geometry(
+    cu_seqlens_per_pack: Sequence[ArrayLike],
+    *,
+    cp_size: int,
+    block_size: int,
+    layout: ShardLayout = "contiguous",
+    tokens: int | None = None,
+) -> Geometry:
+    """Lay out a pool of packs.
+
+    `tokens` is L; None takes the common end of all `cu_seqlens`.  Rows of a pack after the end of
+    its cu_seqlens are padding and cost nothing.  Raises ValueError for an empty pool, packs of
+    different L or lengths that don't fit.
+    """
+    if not len(cu_seqlens_per_pack):
+        raise ValueError("a pool needs the cu_seqlens of at least one pack; got none")
+    bounds = [check_cu_seqlens(cu, tokens=tokens) for cu in cu_seqlens_per_pack]
+    ends = {int(cu[-1]) for cu in bounds}
+    if tokens is None:
+        if len(ends) > 1:
+            raise ValueError(
+                f"packs of one pool end at different tokens: {sorted(ends)}; every pack holds the "
+                "same L "
+                "(pass tokens=L where the rest of a pack is padding)"
+            )
+        tokens = ends.pop()
+    packs = len(bounds)
+    shards = shard_map(tokens, cp_size, layout)
+    offset = np.arange(packs, dtype=np.int64)[:, None] * tokens
+
+    fragment_start = (shards.start + offset).ravel()
+    fragment_stop = (shards.stop + offset).ravel()
+    fragment_worker = (shards.rank + np.arange(packs)[:, None] * cp_size).ravel()
+    fragment_local = np.tile(shards.local, packs)
+    rows = np.bincount(
+        fragment_worker, weights=fragment_stop - fragment_start, minlength=packs * cp_size
+    ).astype(np.int64)
+
+    sample_start = np.concatenate([cu[:-1] + p * tokens for p, cu in enumerate(bounds)])
+    sample_stop = np.concatenate([cu[1:] + p * tokens for p, cu in enumerate(bounds)])
+
+    cuts = np.union1d(np.arange(0, tokens, block_size, dtype=np.int64), shards.start)
+    block_start = (cuts + offset).ravel()
+    block_end = (np.append(cuts[1:], tokens) + offset).ravel()
+    pack_end = np.array([cu[-1] + p * tokens for p, cu in enumerate(bounds)], dtype=np.int64)
+    block_stop = np.maximum(np.minimum(block_end, np.repeat(pack_end, len(cuts))), block_start)
+    home = np.searchsorted(fragment_start, block_start, side="right") - 1
+
+    visits = _overlap(block_start, block_stop, sample_start, sample_stop)
+    first_query = visits.start - sample_start[visits.second]
+    pairs = causal_pairs(first_query, first_query + visits.stop - visits.start)
+    block_pairs = np.zeros(len(block_start), dtype=np.int64)
+    np.add.at(block_pairs, visits.first, pairs)
+    return Geometry(
+        tokens=tokens,
+        packs=packs,
+        cp_size=cp_size,
+        rows=rows,
+        sample_start=sample_start,
+        sample_stop=sample_stop,
+        fragment_worker=fragment_worker,
+        fragment_start=fragment_start,
+        fragment_stop=fragment_stop,
+        fragment_local=fragment_local,
+        block_start=block_start,
+        block_stop=block_stop,
+        block_worker=fragment_worker[home],
+        block_local=fragment_local[home] + block_start - fragment_start[home],
+        block_pairs=block_pairs,
+        visits=visits,
+        holdings=_overlap(sample_start, sample_stop, fragment_start, fragment_stop),
+    )
+
+
+def _overlap(
+    first_start: IntArray, first_stop: IntArray, second_start: IntArray, second_stop: IntArray
+) -> Pieces:
+    """Overlaps of two lists of disjoint, ascending intervals, in ascending order."""
+    low = np.searchsorted(second_stop, first_start, side="right")
+    high = np.maximum(np.searchsorted(second_start, first_stop, side="left"), low)
+    high = np.where(first_stop > first_start, high, low)
+    count = high - low
+    first = np.repeat(np.arange(len(first_start)), count)
+    second = spread(low, count)
+    return Pieces(
+        first=first,
+        second=second,
+        start=np.maximum(first_start[first], second_start[second]),
+        stop=np.minimum(first_stop[first], second_stop[second]),
+    )
+
+
+def spread(start: IntArray, count: IntArray) -> IntArray:
+    """Concatenate the ranges [start_i, start_i + count_i)."""
+    before = np.cumsum(count) - count
+    ranges: IntArray = np.repeat(start - before, count)
+    ranges += np.arange(len(ranges))
+    return ranges

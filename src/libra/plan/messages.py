@@ -1,0 +1,168 @@
+"""What one worker sends and receives, chunk by chunk.
+
+Rows are *lane rows*: a local tensor [rows, heads, dim] seen as [rows * lanes, lane width], so that
+one gather packs a message. Both sides order a message by (tile or sample, lane, position), so
+nothing but rows travels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libra.plan.geometry import spread
+from libra.plan.lanes import Lanes
+from libra.plan.plan import PoolPlan
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """One all-to-all of one kind of rows, as one worker sees it."""
+
+    send: IntArray
+    """Local lane rows to send, ordered by destination."""
+    send_counts: IntArray
+    """Rows to each worker, [workers]."""
+    recv_counts: IntArray
+    """Rows from each worker, [workers]."""
+    moves: bool
+    """Whether any worker of the pool sends anything; the same on all, so all skip or none."""
+
+    @property
+    def received(self) -> int:
+        """Rows that arrive."""
+        return int(self.recv_counts.sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assembly:
+    """How K/V ranges with several holders are put together, behind the received rows of one kv
+    buffer.
+    """
+
+    rows: int
+    """Rows of the buffer: received, then assembled."""
+    received_from: IntArray
+    received_to: IntArray
+    """Buffer rows copied from the received part to the assembled part."""
+    local_from: IntArray
+    """Local kv lane rows..."""
+    local_to: IntArray
+    """...copied to these buffer rows."""
+
+
+def q_messages(plan: PoolPlan, worker: int) -> tuple[tuple[Message, ...], IntArray]:
+    """Q messages per chunk, and the row at which each moved (tile, lane of a chunk) lies in its
+    chunk's buffer.
+    """
+    geometry, lanes = plan.geometry, plan.lanes
+    home = np.repeat(geometry.block_worker, lanes.shards)
+    length = np.repeat(geometry.block_stop - geometry.block_start, lanes.shards)
+    local = np.repeat(geometry.block_local, lanes.shards)
+    away = (home != plan.assignment) & (length > 0)
+    tile = np.arange(len(home))
+    within = np.arange(lanes.per_chunk)
+
+    sent = np.flatnonzero(away & (home == worker))
+    sent = sent[np.argsort(plan.assignment[sent], kind="stable")]
+    got = np.flatnonzero(away & (plan.assignment == worker))
+    got = got[np.argsort(home[got], kind="stable")]
+    offset = np.full((len(home), lanes.per_chunk), -1, dtype=np.int64)
+    lengths = np.repeat(length[got], lanes.per_chunk)
+    offset[got] = (np.cumsum(lengths) - lengths).reshape(-1, lanes.per_chunk)
+    send_counts = _count(plan.assignment[sent], length[sent] * lanes.per_chunk, plan.workers)
+    recv_counts = _count(home[got], length[got] * lanes.per_chunk, plan.workers)
+    messages = []
+    for chunk in range(lanes.chunks):
+        lane = (
+            (tile[sent] % lanes.shards * lanes.per_shard)[:, None]
+            + chunk * lanes.per_chunk
+            + within
+        )
+        rows = spread(
+            np.repeat(local[sent], lanes.per_chunk), np.repeat(length[sent], lanes.per_chunk)
+        )
+        lane_of_row = np.repeat(lane.ravel(), np.repeat(length[sent], lanes.per_chunk))
+        messages.append(
+            Message(
+                send=rows * lanes.count + lane_of_row,
+                send_counts=send_counts,
+                recv_counts=recv_counts,
+                moves=bool(away.any()),
+            )
+        )
+    return tuple(messages), offset
+
+
+def kv_messages(
+    plan: PoolPlan, worker: int
+) -> tuple[tuple[Message, ...], tuple[Assembly, ...], IntArray]:
+    """K/V messages and assemblies per chunk, and the buffer row at which each of the worker's needs
+    starts.
+    """
+    lanes, needs, moves = plan.lanes, plan.needs, plan.kv_transfers
+    start = np.full(len(needs.worker), -1, dtype=np.int64)
+    remote = moves.source != moves.destination
+    messages, assemblies = [], []
+    for chunk in range(lanes.chunks):
+        now = moves.chunk == chunk
+        sent = np.flatnonzero(now & remote & (moves.source == worker))  # already by destination
+        rows = spread(moves.local[sent], moves.length[sent])
+        send = rows * lanes.kv_count + np.repeat(moves.kv_lane[sent], moves.length[sent])
+
+        mine = np.flatnonzero(now & (moves.destination == worker))
+        length = moves.length[mine]
+        arrives = np.where(remote[mine], length, 0)
+        at = np.cumsum(arrives) - arrives
+        received = int(arrives.sum())
+
+        need, first, which = np.unique(moves.need[mine], return_index=True, return_inverse=True)
+        sources = np.zeros((len(need), 2), dtype=np.int64)  # lowest and highest source of each need
+        sources[:, 0], sources[:, 1] = plan.workers, -1
+        np.minimum.at(sources[:, 0], which, moves.source[mine])
+        np.maximum.at(sources[:, 1], which, moves.source[mine])
+        whole = (sources[:, 0] == sources[:, 1]) & (sources[:, 0] != worker)
+        assembled = np.where(whole, 0, needs.length[need])
+        base = received + np.cumsum(assembled) - assembled
+        start[need] = np.where(whole, at[first], base)
+
+        to = base[which] + moves.offset[mine]
+        copied = ~whole[which] & remote[mine]
+        own = ~remote[mine]
+        messages.append(
+            Message(
+                send=send,
+                send_counts=_count(moves.destination[sent], moves.length[sent], plan.workers),
+                recv_counts=_count(moves.source[mine], arrives, plan.workers),
+                moves=bool((now & remote).any()),
+            )
+        )
+        assemblies.append(
+            Assembly(
+                rows=received + int(assembled.sum()),
+                received_from=spread(at[copied], length[copied]),
+                received_to=spread(to[copied], length[copied]),
+                local_from=spread(moves.local[mine][own], length[own]) * lanes.kv_count
+                + np.repeat(moves.kv_lane[mine][own], length[own]),
+                local_to=spread(to[own], length[own]),
+            )
+        )
+    return tuple(messages), tuple(assemblies), start
+
+
+def last_reader(lanes: Lanes) -> tuple[int, ...]:
+    """Last chunk that reads each kv buffer, on any worker and whatever the placement."""
+    lane = np.arange(lanes.count, dtype=np.int64)
+    last = np.zeros(lanes.kv_count, dtype=np.int64)
+    np.maximum.at(last, lanes.kv_lane(lane), lanes.chunk(lane))
+    done = np.arange(lanes.chunks, dtype=np.int64)
+    np.maximum.at(done, lanes.chunk(lane), last[lanes.kv_lane(lane)])
+    return tuple(int(chunk) for chunk in done)
+
+
+def _count(worker: NDArray[np.integer], rows: IntArray, workers: int) -> IntArray:
+    return np.bincount(worker, weights=rows, minlength=workers).astype(np.int64)
