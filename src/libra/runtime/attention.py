@@ -1,0 +1,145 @@
+"""`libra_attention`: balanced causal attention of a packed microbatch, one call a layer.
+
+The operator is functional (`libra::attention`, with a fake kernel and registered autograd), so that
+selective checkpointing can name it and `torch.compile` sees through it.  Every rank saves the same
+tensors, all after its last collective. Legend: T rows on this rank, N heads, D key dim, E value
+dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from libra.runtime.layout import Layout, find_layout
+
+
+def libra_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    layout: Layout | None = None,
+) -> Tensor:
+    """Causal attention inside each sample of the pack, whoever computes it.
+
+        rank 0 holds |aaaaaaaaaaaaaaaaaaaaaaaa|    one long sample: 24 * 25 / 2 = 300 pairs
+        rank 1 holds |bbbccccccddddeeeefffgggg|    short ones: 67 pairs
+                           after placement: 184 and 183; rank 1 computes the tail of a, rank 0 gets
+                           its output
+
+    Arguments:
+        q: [tokens on this rank, query heads, head dim], bf16, fp16, fp32 or fp64.
+        k: [tokens on this rank, key/value heads, head dim]; key/value heads divide query heads.
+        v: [tokens on this rank, key/value heads, value dim]; value dim may differ from head dim.
+        causal: must be True; block-diagonal causal attention is what Libra balances.
+        scale: softmax scale; None is 1 / sqrt(head dim).
+        layout: the microbatch; None takes the innermost `with pool.layout(...)`.
+
+    Returns [tokens on this rank, query heads, value dim], equal to attention on a single device up
+    to floating-point order. Collective over the pool: every rank calls it the same number of times,
+    with or without work.  Raises ValueError on every rank for inputs that don't fit, RuntimeError
+    outside a layout.
+    """
+    if not causal:
+        raise ValueError(
+            "causal=False: Libra balances causal attention only; use another kernel for this layer"
+        )
+    if torch.is_autocast_enabled(q.device.type):  # what scaled_dot_product_attention does
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    keep = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    serial = 0 if layout is None else layout.serial
+    out, *_ = torch.ops.libra.attention(q, k, v, serial, _scale(q, scale), keep)
+    return out  # type: ignore[no-any-return]
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else float(scale)
+
+
+@torch.library.custom_op("libra::attention", mutates_args=())
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, serial: int, scale: float, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    layout = find_layout(serial)
+    out, lse, remote, fetched = layout.attend(q, k, v, scale, keep)
+    return out, lse, remote, fetched, torch.tensor(layout.serial)
+
+
+@_attention.register_fake
+def _attention_fake(
+    q: Tensor, k: Tensor, v: Tensor, serial: int, scale: float, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    context = torch.library.get_ctx()
+    exact = torch.promote_types(q.dtype, torch.float32)
+    return (
+        q.new_empty((q.shape[0], q.shape[1], v.shape[2])),
+        q.new_empty(context.new_dynamic_size(), dtype=exact),
+        q.new_empty(context.new_dynamic_size()),
+        q.new_empty(context.new_dynamic_size()),
+        torch.empty((), dtype=torch.int64, device="cpu"),
+    )
+
+
+@torch.library.custom_op("libra::attention_backward", mutates_args=())
+def _attention_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    remote: Tensor,
+    fetched: Tensor,
+    serial: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    layout = find_layout(int(serial))
+    return layout.attend_backward(dout, q, k, v, scale, out, lse, remote, fetched)
+
+
+@_attention_backward.register_fake
+def _attention_backward_fake(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    remote: Tensor,
+    fetched: Tensor,
+    serial: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.empty_like(q, memory_format=torch.contiguous_format),
+        torch.empty_like(k, memory_format=torch.contiguous_format),
+        torch.empty_like(v, memory_format=torch.contiguous_format),
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, _, scale, _ = inputs
+    out, lse, remote, fetched, serial = output
+    ctx.save_for_backward(q, k, v, out, lse, remote, fetched, serial)
+    ctx.mark_non_differentiable(lse, remote, fetched, serial)
+    ctx.set_materialize_grads(False)
+    ctx.scale = scale
+
+
+def _backward(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    q, k, v, out, lse, remote, fetched, serial = ctx.saved_tensors
+    if dout is None:  # unused here, but not on the other ranks: take part
+        dout = torch.zeros_like(out)
+    dq, dk, dv = torch.ops.libra.attention_backward(
+        dout, q, k, v, out, lse, remote, fetched, serial, ctx.scale
+    )
+    return dq, dk, dv, None, None, None
+
+
+_attention.register_autograd(_backward, setup_context=_save)

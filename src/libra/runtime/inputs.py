@@ -1,0 +1,73 @@
+"""What may be wrong with one rank's q, k and v, told before any tensor moves."""
+
+from __future__ import annotations
+
+import torch
+
+from libra.config import HeadShape, PoolConfig
+from libra.plan.lanes import cut_lanes
+from libra.plan.plan import head_shards
+from libra.plan.ulysses import check_ulysses
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def head_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> HeadShape:
+    """Head shape of q [rows, heads, dim], k [rows, kv heads, dim] and v [rows, kv heads, value
+    dim].
+    """
+    v_dim = None if v.shape[2] == q.shape[2] else v.shape[2]
+    return HeadShape(q.shape[1], k.shape[1], q.shape[2], q.element_size(), v_dim)
+
+
+def describe(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, object]:
+    """What must be equal on every rank of a pool."""
+    return {
+        "dtype": str(q.dtype).removeprefix("torch."),
+        "device": q.device.type,
+        "heads": f"{q.shape[1]} query / {k.shape[1]} key-value",
+        "head dim": f"{q.shape[2]} / {v.shape[2]}",
+    }
+
+
+def find_problem(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rows: int,
+    tokens: int,
+    config: PoolConfig,
+    cp_size: int,
+) -> str | None:
+    """The first thing wrong with q, k and v for a layout that gives this rank `rows` of `tokens`;
+    None if nothing is.
+    """
+    named = {"q": q, "k": k, "v": v}
+    shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in named.items())
+    if any(tensor.dim() != 3 for tensor in named.values()):
+        return f"q, k and v must be [tokens on this rank, heads, head dim]; got {shapes}"
+    if len({tensor.dtype for tensor in named.values()}) > 1:
+        kinds = ", ".join(f"{name} {tensor.dtype}" for name, tensor in named.items())
+        return f"q, k and v must share one dtype; got {kinds}: cast them before the call"
+    if q.dtype not in _DTYPES:
+        return f"dtype {q.dtype} is not supported; use bfloat16, float16, float32 or float64"
+    if len({tensor.device for tensor in named.values()}) > 1:
+        places = ", ".join(f"{name} on {tensor.device}" for name, tensor in named.items())
+        return f"q, k and v must be on one device; got {places}"
+    if any(tensor.shape[0] != rows for tensor in named.values()):
+        return (
+            f"this rank holds {rows} of the layout's {tokens} tokens (CP {cp_size}, "
+            f"{config.shard_layout} shards), but got "
+            f"{shapes}: cu_seqlens (with tokens=...) must sum to the tokens given"
+        )
+    if k.shape[1] != v.shape[1] or not k.shape[1] or q.shape[1] % k.shape[1]:
+        return f"key and value heads must be equal and divide the query heads; got {shapes}"
+    if q.shape[2] != k.shape[2] or not q.shape[2] or not v.shape[2]:
+        return f"q and k must have the same head dim, and none may be 0; got {shapes}"
+    try:
+        if config.placement == "ulysses":
+            check_ulysses(head_shape(q, k, v), cp_size)
+        cut_lanes(head_shape(q, k, v), head_shards(config, cp_size), config.chunks)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,0 +1,193 @@
+"""A sequence pool on this rank: its groups, made once, and the layouts of its microbatches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import ArrayLike, NDArray
+from torch.distributed.device_mesh import DeviceMesh
+
+from libra.config import HeadShape, PoolConfig
+from libra.runtime.agreement import agree
+from libra.runtime.kernels import kernel_for
+from libra.runtime.kernels.segments import Kernel
+from libra.runtime.layout import Layout
+from libra.runtime.loss import naming_lost_ranks
+from libra.runtime.membership import Groups, find_membership, make_groups
+from libra.runtime.planner import Planner
+from libra.shards import local_positions
+from libra.workload import check_cu_seqlens
+
+IntArray = NDArray[np.int64]
+
+
+class SequencePool:
+    """P data-parallel replicas, with all their context-parallel ranks, that share their attention.
+
+    `mesh` may have any dimensions; `dp` names its data-parallel one (or several, as in hybrid
+    sharding), `cp` its context-parallel one, which may be missing.  Every other coordinate makes
+    pools of its own.  Collective over the mesh.
+
+    `heads` lets planning start before the first attention call; otherwise the first call tells.
+    `kernel` names a FlashAttention build instead of the best one found.  `groups` takes over those
+    of a closed pool with the same members (torch never frees a group's name, so pools don't destroy
+    theirs).  `live_layouts` microbatches may be between forward and backward.
+    """
+
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        config: PoolConfig,
+        *,
+        heads: HeadShape | None = None,
+        kernel: str | None = None,
+        dp: str | Sequence[str] = "dp",
+        cp: str = "cp",
+        timeout: timedelta | None = None,
+        groups: Groups | None = None,
+        live_layouts: int = 64,
+    ) -> None:
+        self.config = config
+        self.membership = find_membership(mesh, config.pool_size, dp, cp)
+        self.groups = groups or make_groups(self.membership, mesh.device_type, timeout)
+        self.planner = Planner(
+            self.groups.planner, self.membership.worker, self.membership.cp_size, config
+        )
+        self._heads = [] if heads is None else [heads]
+        self._kernel_name = kernel
+        self._kernels: dict[torch.device, Kernel] = {}
+        self._ahead: list[Layout] = []
+        self._live: deque[Layout] = deque(maxlen=live_layouts)
+        self._count = 0
+
+    def __repr__(self) -> str:
+        m = self.membership
+        return (
+            f"SequencePool(ranks={list(m.ranks)}, worker={m.worker}, cp={m.cp_size}, {self.config})"
+        )
+
+    def layout(self, cu_seqlens: ArrayLike | torch.Tensor, *, tokens: int | None = None) -> Layout:
+        """The layout of the next microbatch, from the sample bounds of this rank's own pack.
+
+        `cu_seqlens` [samples + 1] counts from 0; `tokens` is L where the pack ends in padding.
+        Uses what `prefetch` planned for the same pack, else gathers the other ranks' bounds.
+        Collective over the pool; raises the same ValueError on every rank for lengths that don't
+        fit or differ inside a CP group.
+        """
+        bounds, problem = _checked([cu_seqlens], tokens)
+        own = bounds[0] if bounds else np.zeros(1, dtype=np.int64)
+        length = int(own[-1]) if tokens is None else tokens
+        replica = self.membership.worker // self.membership.cp_size
+        ahead = next(
+            (
+                layout
+                for layout in self._ahead
+                if layout.tokens == length and np.array_equal(layout.cu_seqlens[replica], own)
+            ),
+            None,
+        )
+        self._count += 1
+        with naming_lost_ranks("layout", self.membership.ranks, f"libra/layout/{self._count}"):
+            agree(self.groups.agreement, "layout", problem, {"tokens": length, **self._settings()})
+            serials = self._gather([0 if ahead is None else self._ahead.index(ahead) + 1], 1)
+            if len(set(serials[:, 0].tolist())) > 1:  # some rank was told of other packs ahead
+                ahead = None
+            if ahead is None:
+                ahead = self._make(self._gather_bounds(own), length)
+            else:
+                del self._ahead[: self._ahead.index(ahead) + 1]
+        return ahead
+
+    def prefetch(
+        self,
+        cu_seqlens_per_pack: Sequence[ArrayLike | torch.Tensor],
+        *,
+        tokens: int | None = None,
+    ) -> None:
+        """Start planning a coming microbatch from the bounds of all packs of the pool, in replica
+        order.
+
+        Every rank of the pool makes the same calls in the same order, `layout` later follows that
+        order.  Nothing waits.
+        """
+        bounds, problem = _checked(cu_seqlens_per_pack, tokens)
+        if problem is None and len(bounds) != self.config.pool_size:
+            problem = (
+                f"prefetch got {len(bounds)} packs for a pool of pool_size={self.config.pool_size}"
+            )
+        if problem is not None:
+            raise ValueError(problem)
+        length = int(bounds[0][-1]) if tokens is None else tokens
+        self._ahead.append(self._make(bounds, length))
+
+    def close(self) -> None:
+        """Let the planner thread end; its running job is finished first.  The process groups
+        stay.
+        """
+        self.planner.shutdown()
+
+    def remember(self, heads: HeadShape) -> None:
+        """Plan coming layouts for this head shape too, without waiting for their first attention
+        call.
+        """
+        if heads not in self._heads:
+            self._heads.append(heads)
+
+    def kernel(self, device: torch.device) -> Kernel:
+        """The attention kernel for a device."""
+        if device not in self._kernels:
+            self._kernels[device] = kernel_for(device, self._kernel_name)
+        return self._kernels[device]
+
+    def _make(self, bounds: Sequence[IntArray], tokens: int) -> Layout:
+        cp_size = self.membership.cp_size
+        rows = local_positions(
+            tokens, cp_size, self.membership.worker % cp_size, self.config.shard_layout
+        )
+        layout = Layout(self, bounds, tokens, len(rows))
+        self._live.append(layout)
+        for heads in self._heads:
+            layout.start_planning(heads)
+        return layout
+
+    def _settings(self) -> dict[str, object]:
+        return {"configuration": self.config, "CP": self.membership.cp_size}
+
+    def _gather(self, values: Sequence[int] | IntArray, width: int) -> IntArray:
+        """Every worker's integers, int64 [workers, width]."""
+        mine = torch.zeros(width, dtype=torch.int64)
+        mine[: len(values)] = torch.as_tensor(values)
+        every = torch.empty(len(self.membership.ranks) * width, dtype=torch.int64)
+        dist.all_gather_into_tensor(every, mine, group=self.groups.agreement)
+        return every.view(-1, width).numpy()
+
+    def _gather_bounds(self, own: IntArray) -> list[IntArray]:
+        counts = self._gather([len(own)], 1)[:, 0]
+        table = self._gather(own, int(counts.max()))
+        bounds = [row[:count] for row, count in zip(table, counts, strict=True)]
+        cp_size = self.membership.cp_size
+        for worker, cu in enumerate(bounds):
+            first = worker // cp_size * cp_size
+            if not np.array_equal(cu, bounds[first]):
+                raise ValueError(
+                    f"workers {first} and {worker} share one pack (CP {cp_size}) but gave "
+                    "different cu_seqlens; "
+                    "every rank of a CP group passes the bounds of the whole pack"
+                )
+        return bounds[::cp_size]
+
+
+def _checked(
+    every: Sequence[ArrayLike | torch.Tensor], tokens: int | None
+) -> tuple[list[IntArray], str | None]:
+    """Checked bounds, or what is wrong with them."""
+    try:
+        arrays = [cu.cpu().numpy() if isinstance(cu, torch.Tensor) else cu for cu in every]
+        return [check_cu_seqlens(cu, tokens=tokens) for cu in arrays], None
+    except (ValueError, TypeError) as error:
+        return [], str(error)
