@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Placement = Literal["paper", "ulysses"]
+Placement = Literal["surplus", "paper", "ulysses"]
 ShardLayout = Literal["contiguous", "zigzag"]
 BackwardMode = Literal["retain", "refetch"]
 
@@ -38,8 +38,9 @@ class PoolConfig:
     H.
     """
 
-    placement: Placement = "paper"
-    """`paper`: load-target-guided greedy over all tiles.  `ulysses`: heads over the CP group, the
+    placement: Placement = "surplus"
+    """`surplus`: tiles stay at home, only what exceeds the target moves, cut as it fits.  `paper`:
+    load-target-guided greedy over all B x H tiles.  `ulysses`: heads over the CP group, the
     baseline.
     """
 
@@ -65,7 +66,7 @@ class PoolConfig:
             raise ValueError(
                 f"PoolConfig.tolerance is {self.tolerance!r}; it must be finite and >= 0"
             )
-        _one_of("placement", self.placement, ("paper", "ulysses"))
+        _one_of("placement", self.placement, ("surplus", "paper", "ulysses"))
         _one_of("shard_layout", self.shard_layout, ("contiguous", "zigzag"))
         _one_of("backward", self.backward, ("retain", "refetch"))
         if self.placement == "ulysses" and self.pool_size != 1:

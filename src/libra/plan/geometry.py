@@ -8,7 +8,8 @@ Worker p * CP + c is rank c of the CP group that holds pack p.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +19,13 @@ from libra.shards import shard_map
 from libra.workload import causal_pairs, check_cu_seqlens
 
 IntArray = NDArray[np.int64]
+
+_LONG_RUN: Final = 256
+"""Mean values in a run from which `spread` writes run by run."""
+
+
+def _none() -> IntArray:
+    return np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,21 +56,24 @@ class Geometry:
     fragment_start: IntArray
     fragment_stop: IntArray
     fragment_local: IntArray
-    block_start: IntArray
-    block_stop: IntArray
-    """Blocks cover real tokens only; a block of padding is empty."""
-    block_worker: IntArray
-    """Q-home of each block."""
-    block_local: IntArray
-    """Row of a block's first token at its Q-home."""
-    block_pairs: IntArray
-    """Causal query-key pairs of each block, one head."""
-    visits: Pieces
-    """Blocks (first) against the samples (second) they meet."""
+    pack_stop: IntArray
+    """Pool position at which each pack's real tokens end, [packs]."""
     holdings: Pieces
     """Samples (first) against the fragments (second) that hold them, ordered by sample, then
     position.
     """
+    block_start: IntArray = field(default_factory=_none)
+    """Blocks tile the pool; until `with_cuts` there are none."""
+    block_stop: IntArray = field(default_factory=_none)
+    """Blocks cover real tokens only; a block of padding is empty."""
+    block_worker: IntArray = field(default_factory=_none)
+    """Q-home of each block."""
+    block_local: IntArray = field(default_factory=_none)
+    """Row of a block's first token at its Q-home."""
+    block_pairs: IntArray = field(default_factory=_none)
+    """Causal query-key pairs of each block, one head."""
+    visits: Pieces = field(default_factory=lambda: Pieces(_none(), _none(), _none(), _none()))
+    """Blocks (first) against the samples (second) they meet."""
 
     @property
     def workers(self) -> int:
@@ -111,19 +122,7 @@ def pool_geometry(
     sample_start = np.concatenate([cu[:-1] + p * tokens for p, cu in enumerate(bounds)])
     sample_stop = np.concatenate([cu[1:] + p * tokens for p, cu in enumerate(bounds)])
 
-    cuts = np.union1d(np.arange(0, tokens, block_size, dtype=np.int64), shards.start)
-    block_start = (cuts + offset).ravel()
-    block_end = (np.append(cuts[1:], tokens) + offset).ravel()
-    pack_end = np.array([cu[-1] + p * tokens for p, cu in enumerate(bounds)], dtype=np.int64)
-    block_stop = np.maximum(np.minimum(block_end, np.repeat(pack_end, len(cuts))), block_start)
-    home = np.searchsorted(fragment_start, block_start, side="right") - 1
-
-    visits = _overlap(block_start, block_stop, sample_start, sample_stop)
-    first_query = visits.start - sample_start[visits.second]
-    pairs = causal_pairs(first_query, first_query + visits.stop - visits.start)
-    block_pairs = np.zeros(len(block_start), dtype=np.int64)
-    np.add.at(block_pairs, visits.first, pairs)
-    return Geometry(
+    unblocked = Geometry(
         tokens=tokens,
         packs=packs,
         cp_size=cp_size,
@@ -134,13 +133,34 @@ def pool_geometry(
         fragment_start=fragment_start,
         fragment_stop=fragment_stop,
         fragment_local=fragment_local,
-        block_start=block_start,
+        pack_stop=np.array([cu[-1] + p * tokens for p, cu in enumerate(bounds)], dtype=np.int64),
+        holdings=_overlap(sample_start, sample_stop, fragment_start, fragment_stop),
+    )
+    cuts = np.union1d(np.arange(0, tokens, block_size, dtype=np.int64), shards.start)
+    return with_cuts(unblocked, (cuts + offset).ravel())
+
+
+def with_cuts(geometry: Geometry, cuts: IntArray) -> Geometry:
+    """The same pool with its blocks cut at the ascending pool positions `cuts`, every fragment
+    start among them.
+    """
+    block_end = np.append(cuts[1:], geometry.tokens * geometry.packs)
+    pack_stop = geometry.pack_stop[cuts // geometry.tokens]
+    block_stop = np.maximum(np.minimum(block_end, pack_stop), cuts)
+    home = np.searchsorted(geometry.fragment_start, cuts, side="right") - 1
+    visits = _overlap(cuts, block_stop, geometry.sample_start, geometry.sample_stop)
+    first_query = visits.start - geometry.sample_start[visits.second]
+    pairs = causal_pairs(first_query, first_query + visits.stop - visits.start)
+    block_pairs = np.zeros(len(cuts), dtype=np.int64)
+    np.add.at(block_pairs, visits.first, pairs)
+    return replace(
+        geometry,
+        block_start=cuts,
         block_stop=block_stop,
-        block_worker=fragment_worker[home],
-        block_local=fragment_local[home] + block_start - fragment_start[home],
+        block_worker=geometry.fragment_worker[home],
+        block_local=geometry.fragment_local[home] + cuts - geometry.fragment_start[home],
         block_pairs=block_pairs,
         visits=visits,
-        holdings=_overlap(sample_start, sample_stop, fragment_start, fragment_stop),
     )
 
 
@@ -162,9 +182,15 @@ def _overlap(
     )
 
 
-def spread(start: IntArray, count: IntArray) -> IntArray:
-    """Concatenate the ranges [start_i, start_i + count_i)."""
-    before = np.cumsum(count) - count
-    ranges: IntArray = np.repeat(start - before, count)
-    ranges += np.arange(len(ranges))
+def spread(start: IntArray, count: IntArray, step: int = 1) -> IntArray:
+    """Concatenate the ranges start_i, start_i + step, ... of count_i values each; int64."""
+    stop = np.cumsum(count)
+    total = int(stop[-1]) if len(stop) else 0
+    if total > _LONG_RUN * len(count):  # one write a run, where three passes over memory cost more
+        ranges = np.empty(total, dtype=np.int64)
+        for first, length, end in zip(start.tolist(), count.tolist(), stop.tolist(), strict=True):
+            ranges[end - length : end] = np.arange(first, first + step * length, step)
+        return ranges
+    ranges = np.repeat(start - step * (stop - count), count)
+    ranges += np.arange(0, step * total, step)
     return ranges

@@ -64,8 +64,6 @@ def q_messages(plan: PoolPlan, worker: int) -> tuple[tuple[Message, ...], IntArr
     length = np.repeat(geometry.block_stop - geometry.block_start, lanes.shards)
     local = np.repeat(geometry.block_local, lanes.shards)
     away = (home != plan.assignment) & (length > 0)
-    tile = np.arange(len(home))
-    within = np.arange(lanes.per_chunk)
 
     sent = np.flatnonzero(away & (home == worker))
     sent = sent[np.argsort(plan.assignment[sent], kind="stable")]
@@ -76,25 +74,19 @@ def q_messages(plan: PoolPlan, worker: int) -> tuple[tuple[Message, ...], IntArr
     offset[got] = (np.cumsum(lengths) - lengths).reshape(-1, lanes.per_chunk)
     send_counts = _count(plan.assignment[sent], length[sent] * lanes.per_chunk, plan.workers)
     recv_counts = _count(home[got], length[got] * lanes.per_chunk, plan.workers)
-    messages = []
-    for chunk in range(lanes.chunks):
-        lane = (
-            (tile[sent] % lanes.shards * lanes.per_shard)[:, None]
-            + chunk * lanes.per_chunk
-            + within
+    # Rows of chunk 0; every other chunk sends the same rows, some lanes further on.
+    lane = (sent % lanes.shards * lanes.per_shard)[:, None] + np.arange(lanes.per_chunk)
+    first_row = (local[sent] * lanes.count)[:, None] + lane
+    send = spread(first_row.ravel(), np.repeat(length[sent], lanes.per_chunk), lanes.count)
+    messages = [
+        Message(
+            send=send + chunk * lanes.per_chunk,
+            send_counts=send_counts,
+            recv_counts=recv_counts,
+            moves=bool(away.any()),
         )
-        rows = spread(
-            np.repeat(local[sent], lanes.per_chunk), np.repeat(length[sent], lanes.per_chunk)
-        )
-        lane_of_row = np.repeat(lane.ravel(), np.repeat(length[sent], lanes.per_chunk))
-        messages.append(
-            Message(
-                send=rows * lanes.count + lane_of_row,
-                send_counts=send_counts,
-                recv_counts=recv_counts,
-                moves=bool(away.any()),
-            )
-        )
+        for chunk in range(lanes.chunks)
+    ]
     return tuple(messages), offset
 
 
@@ -107,13 +99,11 @@ def kv_messages(
     lanes, needs, moves = plan.lanes, plan.needs, plan.kv_transfers
     start = np.full(len(needs.worker), -1, dtype=np.int64)
     remote = moves.source != moves.destination
+    lane_row = moves.local * lanes.kv_count + moves.kv_lane  # of a run's first row, at its source
     messages, assemblies = [], []
     for chunk in range(lanes.chunks):
         now = moves.chunk == chunk
         sent = np.flatnonzero(now & remote & (moves.source == worker))  # already by destination
-        rows = spread(moves.local[sent], moves.length[sent])
-        send = rows * lanes.kv_count + np.repeat(moves.kv_lane[sent], moves.length[sent])
-
         mine = np.flatnonzero(now & (moves.destination == worker))
         length = moves.length[mine]
         arrives = np.where(remote[mine], length, 0)
@@ -135,7 +125,7 @@ def kv_messages(
         own = ~remote[mine]
         messages.append(
             Message(
-                send=send,
+                send=spread(lane_row[sent], moves.length[sent], lanes.kv_count),
                 send_counts=_count(moves.destination[sent], moves.length[sent], plan.workers),
                 recv_counts=_count(moves.source[mine], arrives, plan.workers),
                 moves=bool((now & remote).any()),
@@ -146,8 +136,7 @@ def kv_messages(
                 rows=received + int(assembled.sum()),
                 received_from=spread(at[copied], length[copied]),
                 received_to=spread(to[copied], length[copied]),
-                local_from=spread(moves.local[mine][own], length[own]) * lanes.kv_count
-                + np.repeat(moves.kv_lane[mine][own], length[own]),
+                local_from=spread(lane_row[mine][own], length[own], lanes.kv_count),
                 local_to=spread(to[own], length[own]),
             )
         )

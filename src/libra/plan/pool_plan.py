@@ -1,0 +1,172 @@
+"""PoolPlan: everything both halves need to know about one pool's attention, and its wire form."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libra.config import HeadShape, PoolConfig
+from libra.plan.geometry import Geometry, pool_geometry, with_cuts
+from libra.plan.lanes import Lanes, cut_lanes
+from libra.plan.needs import KVTransfers, Needs, kv_transfers, pool_needs
+from libra.plan.wire import fingerprint, pack, unpack
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class PoolPlan:
+    """Which worker computes which tile of a pool, and what must travel for it.
+
+    Tile ID = block * H + shard, blocks counted through the pool: (pack * blocks + block) * H +
+    shard.
+    """
+
+    cu_seqlens: tuple[IntArray, ...]
+    """Sample bounds of each pack, zero-length samples dropped."""
+    tokens: int
+    """L, padding included."""
+    cp_size: int
+    config: PoolConfig
+    heads: HeadShape
+    cuts: IntArray
+    """Pool position at which each block starts."""
+    shards: int
+    """Head shards of a block, H in force."""
+    assignment: NDArray[np.int32]
+    """Worker of each tile, [blocks * H]."""
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """Samples, fragments and blocks of the pool."""
+        unblocked = pool_geometry(
+            self.cu_seqlens,
+            cp_size=self.cp_size,
+            block_size=self.tokens,
+            layout=self.config.shard_layout,
+            tokens=self.tokens,
+        )
+        return with_cuts(unblocked, self.cuts)
+
+    @cached_property
+    def lanes(self) -> Lanes:
+        """How heads are cut."""
+        return cut_lanes(self.heads, self.shards, self.config.chunks)
+
+    @cached_property
+    def needs(self) -> Needs:
+        """K and V rows that each worker needs."""
+        whole = self.config.placement == "paper"
+        return pool_needs(self.geometry, self.assignment, self.lanes, complete_groups=whole)
+
+    @cached_property
+    def kv_transfers(self) -> KVTransfers:
+        """Runs of K and V rows that needs are assembled from."""
+        return kv_transfers(self.geometry, self.needs)
+
+    @property
+    def workers(self) -> int:
+        """W = P * CP."""
+        return len(self.cu_seqlens) * self.cp_size
+
+    @cached_property
+    def load(self) -> IntArray:
+        """Causal query-key pairs times heads of each worker, int64 [workers]."""
+        shards = self.lanes.shards
+        cost = np.repeat(self.geometry.block_pairs * (self.heads.q // shards), shards)
+        load = np.zeros(self.workers, dtype=np.int64)
+        np.add.at(load, self.assignment, cost)
+        return load
+
+    @property
+    def home_load(self) -> IntArray:
+        """Load of each worker if nothing moved, int64 [workers]."""
+        load = np.zeros(self.workers, dtype=np.int64)
+        np.add.at(load, self.geometry.block_worker, self.geometry.block_pairs * self.heads.q)
+        return load
+
+    @property
+    def imbalance(self) -> float:
+        """max/mean - 1 of `load`."""
+        return float(self.load.max() / self.load.mean() - 1)
+
+    @cached_property
+    def traffic(self) -> IntArray:
+        """Forward bytes from worker i to worker j: int64 [3, workers, workers] for Q, K with V, and
+        O.
+        """
+        workers, heads, lanes = self.workers, self.heads, self.lanes
+        traffic = np.zeros((3, workers, workers), dtype=np.int64)
+        home = np.repeat(self.geometry.block_worker, lanes.shards)
+        rows = np.repeat(self.geometry.block_stop - self.geometry.block_start, lanes.shards)
+        away = home != self.assignment
+        elements = rows[away] * (heads.q // lanes.shards) * heads.bytes
+        np.add.at(traffic[0], (home[away], self.assignment[away]), elements * heads.dim)
+        np.add.at(traffic[2], (self.assignment[away], home[away]), elements * heads.value_dim)
+        moves = self.kv_transfers
+        away = moves.source != moves.destination
+        row_bytes = lanes.kv_heads * (heads.dim + heads.value_dim) * heads.bytes
+        np.add.at(
+            traffic[1],
+            (moves.source[away], moves.destination[away]),
+            moves.length[away] * row_bytes,
+        )
+        return traffic
+
+    @property
+    def bytes_q(self) -> int:
+        """Query bytes that travel in a forward pass, all workers."""
+        return int(self.traffic[0].sum())
+
+    @property
+    def bytes_kv(self) -> int:
+        """Key and value bytes that travel in a forward pass, all workers."""
+        return int(self.traffic[1].sum())
+
+    @property
+    def bytes_o(self) -> int:
+        """Output bytes that travel in a forward pass, all workers."""
+        return int(self.traffic[2].sum())
+
+    def digest(self) -> int:
+        """63-bit fingerprint of the whole plan; equal on every rank that may exchange under it."""
+        return fingerprint(self.to_buffer().tobytes())
+
+    def to_buffer(self) -> NDArray[np.uint8]:
+        """The plan as one flat buffer, uint8; `from_buffer` restores it."""
+        settings = _settings(self.config, self.heads)
+        header = np.array([settings, self.tokens, self.cp_size, self.shards], dtype=np.int64)
+        return pack([header, self.assignment, self.cuts, *self.cu_seqlens])
+
+    @staticmethod
+    def from_buffer(buffer: NDArray[np.uint8], config: PoolConfig, heads: HeadShape) -> PoolPlan:
+        """Restore a plan made elsewhere for the same configuration and heads.
+
+        Raises ValueError for a foreign, truncated or damaged buffer, another version, or other
+        settings than given.
+        """
+        header, assignment, cuts, *bounds = unpack(buffer)
+        settings, tokens, cp_size, shards = header.tolist()
+        if settings != _settings(config, heads):
+            raise ValueError(
+                f"the plan was made for another configuration or head shape than {config}, {heads}"
+            )
+        return PoolPlan(
+            cu_seqlens=tuple(bounds),
+            tokens=tokens,
+            cp_size=cp_size,
+            config=config,
+            heads=heads,
+            cuts=cuts,
+            shards=shards,
+            assignment=assignment,
+        )
+
+
+def _settings(config: PoolConfig, heads: HeadShape) -> int:
+    """Fingerprint of all settings that shape a plan or its execution."""
+    return fingerprint(repr((dataclasses.astuple(config), dataclasses.astuple(heads))).encode())
