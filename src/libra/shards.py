@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from libra.config import ShardLayout
+from libra.workload import check_cu_seqlens
 
 IntArray = NDArray[np.int64]
 
@@ -93,14 +94,12 @@ def local_labels(
 
     `token_ids` [tokens] is the whole pack, `cu_seqlens` its sample bounds.  Labels are shifted
     before the shard is taken, since the next token of a shard's last row lives on another rank.
+    Raises ValueError for bounds that don't fit the pack and a `cp_rank` outside the group.
     """
     tokens = np.asarray(token_ids, dtype=np.int64)
-    bounds = np.asarray(cu_seqlens, dtype=np.int64)
-    if bounds[-1] > len(tokens):
-        raise ValueError(f"cu_seqlens ends at {bounds[-1]} but the pack has {len(tokens)} tokens")
+    bounds = check_cu_seqlens(cu_seqlens, tokens=len(tokens))
     labels = np.full(len(tokens), IGNORED_LABEL, dtype=np.int64)
     labels[:-1] = tokens[1:]
-    ends = bounds[1:][np.diff(bounds) > 0] - 1
-    labels[ends] = IGNORED_LABEL
+    labels[bounds[1:] - 1] = IGNORED_LABEL
     labels[bounds[-1] :] = IGNORED_LABEL
     return labels[local_positions(len(tokens), cp_size, cp_rank, layout)]

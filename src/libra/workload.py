@@ -1,0 +1,167 @@
+"""Costs that follow from lengths alone: pack workloads and causal pairs.
+
+The workload w(S) = sum_j l_j^2 of a pack stands for its causal attention cost: sample j has l_j
+(l_j + 1) / 2 query-key pairs.  The other half of this file checks the lengths, `cu_seqlens` and
+counts that users hand in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+IntArray = NDArray[np.int64]
+
+MAX_LENGTH: Final = 2**31
+"""Longest sample or pack, in tokens; its square and its causal pairs fit an int64."""
+
+
+def pack_workload(lengths: ArrayLike) -> int:
+    """Sum of the squared sample lengths of one pack; 0 for a pack of padding only.
+
+    `lengths` [samples], integers in [1, 2^31].  Raises ValueError for anything else and where the
+    sum passes an int64.
+    """
+    checked = check_lengths(lengths)
+    return int(segment_workloads(checked, np.array([0, len(checked)]))[0])
+
+
+def workloads(packs: Iterable[ArrayLike]) -> IntArray:
+    """Workload of every pack, int64 [packs]; each pack is given as its sample lengths."""
+    arrays = [_integers(lengths, f"pack {i}") for i, lengths in enumerate(packs)]
+    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+    np.cumsum([len(array) for array in arrays], out=offsets[1:])
+    flat = np.concatenate([*arrays, np.empty(0, dtype=np.int64)])
+    wrong = _out_of_range(flat)
+    if len(wrong):
+        pack = int(np.searchsorted(offsets, wrong[0], side="right")) - 1
+        check_lengths(arrays[pack], name=f"pack {pack}")
+    return segment_workloads(flat, offsets)
+
+
+def segment_workloads(lengths: IntArray, offsets: NDArray[np.integer[Any]]) -> IntArray:
+    """Workloads of packs kept flat: pack i has lengths[offsets[i]:offsets[i+1]]; int64 [packs].
+
+    `offsets` [packs + 1] runs from 0 to len(lengths).  Raises ValueError where a sum of squares may
+    pass the largest int64.
+    """
+    sums = np.zeros(len(offsets) - 1, dtype=np.int64)
+    held = np.flatnonzero(np.diff(offsets) > 0)  # reduceat gives nonsense for empty segments
+    if not len(held):
+        return sums
+    starts = offsets[held]
+    longest = int(lengths.max())
+    if longest * int(np.add.reduceat(lengths, starts).max()) > np.iinfo(np.int64).max:
+        raise ValueError(
+            f"samples of up to {longest} tokens: the sum of squared lengths of a pack may pass "
+            "2^63 - 1; are these lengths in tokens?"
+        )
+    sums[held] = np.add.reduceat(lengths * lengths, starts)
+    return sums
+
+
+def causal_pairs(start: ArrayLike, stop: ArrayLike) -> IntArray:
+    """Query-key pairs of the queries start .. stop-1 of a sample: the sum of q + 1, int64.
+
+    Broadcasts.  Positions are local to the sample, and 0 <= start <= stop <= 2^31 is the caller's
+    to keep.
+    """
+    first = np.asarray(start, dtype=np.int64)
+    last = np.asarray(stop, dtype=np.int64)
+    pairs: IntArray = (last - first) * (last + first + 1) // 2
+    return pairs
+
+
+def check_lengths(lengths: ArrayLike, *, name: str = "lengths") -> IntArray:
+    """A user's sample lengths as int64 [samples].
+
+    Accepts lists and whatever numpy can read (tensors, Arrow and pandas columns).  Raises
+    ValueError, naming the first offending index, for values that are not integers (floats, NaN,
+    bools, strings) or not in [1, 2^31].
+    """
+    array = _integers(lengths, name)
+    wrong = _out_of_range(array)
+    if len(wrong):
+        value = int(array[wrong[0]])
+        raise ValueError(f"{name}[{wrong[0]}] is {value}; a sample has 1 to 2^31 tokens")
+    return array
+
+
+def _out_of_range(lengths: IntArray) -> IntArray:
+    """Indices of the lengths that no sample can have."""
+    return np.flatnonzero((lengths < 1) | (lengths > MAX_LENGTH))
+
+
+def check_cu_seqlens(cu_seqlens: ArrayLike, *, tokens: int | None = None) -> IntArray:
+    """A user's sample bounds as strictly ascending int64 [samples + 1] from 0.
+
+    Zero-length samples are dropped.  `tokens` is L, the rows of the pack: rows after the last bound
+    are padding and cost nothing.  Raises ValueError for bounds that are not integers, don't start
+    at 0, descend, or end after `tokens`.
+    """
+    bounds = _integers(cu_seqlens, "cu_seqlens")
+    if not len(bounds):
+        raise ValueError("cu_seqlens is empty; it must start at 0 and hold the end of every sample")
+    if bounds[0] != 0:
+        raise ValueError(f"cu_seqlens starts at {bounds[0]}; it must start at 0")
+    steps = np.diff(bounds)
+    wrong = np.flatnonzero(steps < 0)
+    if len(wrong):
+        i = int(wrong[0])
+        raise ValueError(
+            f"cu_seqlens falls from {bounds[i]} to {bounds[i + 1]} at index {i + 1}: sample {i} "
+            f"would have {steps[i]} tokens; bounds must ascend"
+        )
+    end = int(bounds[-1])
+    if tokens is not None and end > tokens:
+        raise ValueError(f"cu_seqlens ends at {end} but the pack has {tokens} tokens")
+    if end > MAX_LENGTH:
+        raise ValueError(f"cu_seqlens ends at {end}; a pack has at most 2^31 tokens")
+    strict: IntArray = bounds[np.append(True, steps > 0)]
+    return strict
+
+
+def check_count(name: str, value: object, *, least: int = 1) -> int:
+    """A user's setting as an int; ValueError unless it is an integer >= `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} is {value!r}; it must be an integer >= {least}")
+    return int(value)
+
+
+def _integers(values: ArrayLike, name: str) -> IntArray:
+    """`values` as a 1-D int64 array, or a ValueError that names what is not an integer."""
+    if isinstance(values, list | tuple) and not set(map(type, values)) <= {int}:
+        # numpy would read [1, True] as integers and [1, 2.0] as floats: look at the elements first
+        for i, value in enumerate(values):
+            if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+                raise ValueError(f"{name}[{i}] is {value!r}; it must be an integer")
+    try:
+        array = np.asarray(values)
+    except Exception as error:  # tensors on a device, ragged lists: each library has its own kind
+        raise ValueError(f"{name} cannot be read as an array of integers: {error}") from error
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}; it must have one dimension")
+    if not array.size:
+        return np.empty(0, dtype=np.int64)  # an empty list reads as floats
+    if array.dtype.kind not in "iu":
+        i = _first_odd(array)
+        value = array[i : i + 1].tolist()[0]
+        raise ValueError(f"{name}[{i}] is {value!r} (dtype {array.dtype}); it must be an integer")
+    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
+        i = int(array.argmax())
+        raise ValueError(f"{name}[{i}] is {array[i]}; it does not fit an int64")
+    return array.astype(np.int64, copy=False)
+
+
+def _first_odd(array: NDArray[Any]) -> int:
+    """Index of the first value that is no whole number; 0 where only the dtype is wrong."""
+    if array.dtype.kind == "f":
+        return int(np.argmax(array != np.floor(array)))
+    if array.dtype.kind == "O":
+        values = array.tolist()
+        fits = [type(v) is int and abs(v) < 2**63 for v in values]
+        return fits.index(False) if False in fits else 0
+    return 0
