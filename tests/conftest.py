@@ -1,0 +1,21 @@
+"""Settings that every test shares."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported anywhere: ranks are processes and threads that share few cores.
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[name] = "1"
+
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+# Cases that reach ranks have no steady duration, and a failure must repeat itself on the next run.
+settings.register_profile(
+    "libra",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("libra")
