@@ -31,7 +31,9 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """Largest absolute differences from the reference, and the plan's loads."""
+    """Largest differences from the reference, relative to its largest value where that exceeds 1,
+    and the plan's loads.
+    """
 
     out: float
     dq: float
@@ -78,7 +80,7 @@ def compare(
     rows = my_rows(case, cp_rank)
     wanted = [tensor[rows] for tensor in reference(case, replica)]
     worst = [
-        float((a.double() - b).abs().max()) if a.numel() else 0.0
+        float((a.double() - b).abs().max() / b.abs().max().clamp_min(1.0)) if a.numel() else 0.0
         for a, b in zip(got, wanted, strict=True)
     ]
     return Errors(out=worst[0], dq=worst[1], dk=worst[2], dv=worst[3], load=load)

@@ -50,7 +50,7 @@ def draw_bounds(data: st.DataObject, tokens: int) -> list[int]:
 def cases(draw: st.DrawFn, world: int) -> Case:
     cp = draw(st.sampled_from([c for c in (1, 2, 4) if c <= world]))
     dp = world // cp
-    placement = draw(st.sampled_from(["paper", "paper", "ulysses"]))
+    placement = draw(st.sampled_from(["surplus", "surplus", "paper", "ulysses"]))
     tokens = draw(st.sampled_from([24, 32, 37, 64]))
     shards, chunks, kv, group = (draw(st.sampled_from([1, 2, 3])) for _ in range(4))
     if placement == "ulysses":

@@ -15,11 +15,22 @@ from torch.distributed.device_mesh import DeviceMesh
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A pool's global ranks in worker order (replica-major, CP-minor), and this rank among them."""
+    """The pools of a mesh, ranks in worker order (replica-major, CP-minor), and this rank's
+    place.
+    """
 
-    ranks: tuple[int, ...]
+    pools: tuple[tuple[int, ...], ...]
+    """Global ranks of every pool of the mesh, in one order on all ranks."""
+    pool: int
+    """This rank's pool among them."""
     worker: int
+    """This rank in its pool."""
     cp_size: int
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks of this rank's pool, in worker order."""
+        return self.pools[self.pool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,45 +64,81 @@ def find_membership(
             f"the mesh has dimensions {tuple(names)}, not {missing}; name its data-parallel "
             "dimensions with dp=..."
         )
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
+    if mesh.get_coordinate() is None:
         raise ValueError("this rank is outside the mesh; make the pool on the mesh's ranks only")
     wanted = [names.index(name) for name in dp_names] + ([names.index(cp)] if cp in names else [])
     others = [axis for axis in range(len(names)) if axis not in wanted]
     grid = mesh.mesh.cpu().numpy().transpose(others + wanted)
-    grid = grid[tuple(coordinate[axis] for axis in others)]
     cp_size = grid.shape[-1] if cp in names else 1
-    grid = grid.reshape(-1, cp_size)  # [DP, CP]
-    if len(grid) % pool_size:
+    dp_size = int(np.prod([mesh.mesh.shape[names.index(name)] for name in dp_names]))
+    if dp_size % pool_size:
         raise ValueError(
-            f"pool_size {pool_size} does not divide the data-parallel size {len(grid)} "
+            f"pool_size {pool_size} does not divide the data-parallel size {dp_size} "
             f"(mesh dimensions {dp_names}); choose PoolConfig.pool_size that does"
         )
-    replica, _ = np.argwhere(grid == dist.get_rank())[0]
-    first = int(replica) // pool_size * pool_size
-    ranks = tuple(int(rank) for rank in grid[first : first + pool_size].ravel())
-    return Membership(ranks=ranks, worker=ranks.index(dist.get_rank()), cp_size=cp_size)
+    pools = grid.reshape(-1, pool_size * cp_size)
+    ((pool, worker),) = np.argwhere(pools == dist.get_rank()).tolist()
+    return Membership(
+        pools=tuple(tuple(ranks) for ranks in pools.tolist()),
+        pool=pool,
+        worker=worker,
+        cp_size=cp_size,
+    )
 
 
 def make_groups(
     membership: Membership, device_type: str, timeout: timedelta | None = None
 ) -> Groups:
-    """Process groups of the pool; only its members take part, so pools of other stages need not
-    wait.
+    """Process groups of this rank's pool.
+
+    Where the mesh spans the job, all ranks make all groups in one order, as torch wants it.  A
+    smaller mesh (one pipeline stage's, say) can't ask that of ranks outside: there only the members
+    take part, which torch gets right only if they have made equally many groups before.  Raises
+    RuntimeError where they haven't.
     """
+    everyone = sum(map(len, membership.pools)) == dist.get_world_size()
+    if not everyone:
+        _check_equal_history(membership.ranks)
 
     def group(backend: str | None) -> dist.ProcessGroup:
-        made = dist.new_group(
-            list(membership.ranks),
-            timeout=timeout,
-            backend=backend,
-            use_local_synchronization=True,
-        )
-        assert isinstance(made, dist.ProcessGroup)
-        return made
+        if not everyone:
+            return _made(
+                dist.new_group(
+                    list(membership.ranks),
+                    timeout=timeout,
+                    backend=backend,
+                    use_local_synchronization=True,
+                )
+            )
+        groups = [
+            dist.new_group(list(ranks), timeout=timeout, backend=backend)
+            for ranks in membership.pools
+        ]
+        return _made(groups[membership.pool])
 
     return Groups(
         exchange=group("gloo" if device_type == "cpu" else None),
         agreement=group("gloo"),
         planner=group("gloo"),
     )
+
+
+def _made(group: object) -> dist.ProcessGroup:
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _check_equal_history(ranks: Sequence[int]) -> None:
+    """Raise RuntimeError on every member if they have made different numbers of groups so far."""
+    store = dist.distributed_c10d._get_default_store()
+    count = len(dist.distributed_c10d._world.pg_names)
+    place = f"libra/groups/{'-'.join(map(str, ranks))}"
+    turn = store.add(f"{place}/rounds/{dist.get_rank()}", 1)  # a pool may be made twice
+    store.set(f"{place}/{turn}/{dist.get_rank()}", str(count))
+    counts = {rank: int(store.get(f"{place}/{turn}/{rank}")) for rank in ranks}
+    if len(set(counts.values())) > 1:
+        raise RuntimeError(
+            "the ranks of this pool have made different numbers of process groups so far: "
+            f"{counts}; "
+            "give SequencePool the mesh of the whole job, or make its pools before other groups"
+        )
