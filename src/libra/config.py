@@ -59,13 +59,14 @@ class PoolConfig:
 
     def __post_init__(self) -> None:
         for name in ("pool_size", "block_size", "head_shards", "chunks"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"PoolConfig.{name} is {value!r}; it must be an integer >= 1")
-        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
+            _positive("PoolConfig", name, getattr(self, name))
+        number = isinstance(self.tolerance, float | int) and not isinstance(self.tolerance, bool)
+        if not (number and math.isfinite(self.tolerance) and self.tolerance >= 0):
             raise ValueError(
-                f"PoolConfig.tolerance is {self.tolerance!r}; it must be finite and >= 0"
+                f"PoolConfig.tolerance is {self.tolerance!r}; it must be a finite number >= 0"
             )
+        # One spelling of one value: 0, 0.0 and a numpy float make the same plan fingerprint.
+        object.__setattr__(self, "tolerance", float(self.tolerance))
         _one_of("placement", self.placement, ("surplus", "paper", "ulysses"))
         _one_of("shard_layout", self.shard_layout, ("contiguous", "zigzag"))
         _one_of("backward", self.backward, ("retain", "refetch"))
@@ -78,6 +79,11 @@ class PoolConfig:
     def replace(self, **changes: object) -> PoolConfig:
         """A copy with the named fields changed, validated again."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _positive(owner: str, name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{owner}.{name} is {value!r}; it must be an integer >= 1")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -108,12 +114,9 @@ class HeadShape:
 
     def __post_init__(self) -> None:
         for name in ("q", "kv", "dim", "bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"HeadShape.{name} is {getattr(self, name)!r}; it must be >= 1")
-        if self.v_dim is not None and self.v_dim < 1:
-            raise ValueError(
-                f"HeadShape.v_dim is {self.v_dim!r}; it must be >= 1, or None for the same as dim"
-            )
+            _positive("HeadShape", name, getattr(self, name))
+        if self.v_dim is not None:
+            _positive("HeadShape", "v_dim", self.v_dim)
         if self.q % self.kv:
             raise ValueError(
                 f"{self.q} query heads over {self.kv} key/value heads: kv must divide q "

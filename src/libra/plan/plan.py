@@ -12,7 +12,7 @@ from libra.plan.geometry import Geometry, pool_geometry
 from libra.plan.lanes import cut_lanes
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.ulysses import check_ulysses, place_ulysses
-from libra.workload import check_cu_seqlens
+from libra.workload import check_count, check_cu_seqlens
 
 __all__ = ["PoolPlan", "head_shards", "plan_pool"]
 
@@ -39,6 +39,9 @@ def plan_pool(
             f"{len(cu_seqlens_per_pack)} packs for a pool of pool_size={config.pool_size}; give "
             "one cu_seqlens a replica"
         )
+    check_count("cp_size", cp_size)
+    if tokens is not None:
+        check_count("tokens", tokens)
     if config.placement == "ulysses":
         check_ulysses(heads, cp_size)
     shards = head_shards(config, cp_size)

@@ -91,8 +91,8 @@ class PoolPlan:
 
     @property
     def imbalance(self) -> float:
-        """max/mean - 1 of `load`."""
-        return float(self.load.max() / self.load.mean() - 1)
+        """max/mean - 1 of `load`; 0 for a pool of padding only."""
+        return float(self.load.max() / self.load.mean() - 1) if self.load.any() else 0.0
 
     @cached_property
     def traffic(self) -> IntArray:

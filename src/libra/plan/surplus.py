@@ -65,7 +65,8 @@ def place_surplus(
     )
     sample, column, low, high, taker = moved.T
     start, stop = geometry.sample_start[sample] + low, geometry.sample_start[sample] + high
-    cut = with_cuts(geometry, np.unique(np.concatenate([geometry.fragment_start, start, stop])))
+    ends = stop[stop < geometry.tokens * geometry.packs]  # no block starts where the pool ends
+    cut = with_cuts(geometry, np.unique(np.concatenate([geometry.fragment_start, start, ends])))
     tiles = np.repeat(cut.block_worker, columns).reshape(-1, columns).astype(np.int32)
     first, last = np.searchsorted(cut.block_start, start), np.searchsorted(cut.block_start, stop)
     for i in range(len(sample)):

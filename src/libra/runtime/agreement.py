@@ -8,40 +8,90 @@ group.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
+from libra.runtime.loss import finish
+
 _TEXT_BYTES = 1024
+_MOST_NAMES = 8
 
 
 def agree(
-    group: dist.ProcessGroup, where: str, problem: str | None, facts: Mapping[str, object]
+    group: dist.ProcessGroup,
+    where: str,
+    problem: str | None,
+    facts: Mapping[str, object],
+    leaving: threading.Event | None = None,
 ) -> None:
     """Raise the same ValueError on every rank if one has a `problem`, or if `where` or the `facts`
     differ between ranks.
 
     `where` names the call that agrees, so that ranks which took different paths are told apart.
-    Facts are compared by their text.
+    Facts are compared by their text.  BrokenGroupError if a rank is lost, or once `leaving` is set.
     """
-    stated = "; ".join([where, *(f"{name} {value}" for name, value in facts.items())])
+    stated = _state(where, facts)
     word = int.from_bytes(hashlib.blake2b(stated.encode(), digest_size=8).digest(), "little") >> 1
     extremes = torch.tensor([problem is not None, word, -word], dtype=torch.int64)
-    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
+    work = dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group, async_op=True)
+    finish(work, group, leaving)
     anyone, high, low = extremes.tolist()
     if not anyone and high == -low:
         return
-    problems = _exchange_text(group, problem or "")
+    problems = _exchange_text(group, problem or "", leaving)
     if anyone:
-        told = [f"worker {worker}: {text}" for worker, text in enumerate(problems) if text]
-        raise ValueError("; ".join(told))
-    every = [text.split("; ") for text in _exchange_text(group, stated)]
-    told = [
-        f"worker {worker} has {', '.join(_unlike(parts, every))}"
-        for worker, parts in enumerate(every)
-    ]
-    raise ValueError("the ranks of one pool disagree: " + "; ".join(told))
+        raise ValueError(_tell("worker", range(len(problems)), problems, ": "))
+    every = _exchange_text(group, stated, leaving)
+    raise ValueError(f"the ranks of one pool disagree: {_differences('worker', every)}")
+
+
+def agree_at_store(ranks: Sequence[int], facts: Mapping[str, object]) -> None:
+    """Raise the same ValueError on every one of the global `ranks` if the `facts` differ.
+
+    For the time before there are groups: ranks that disagree on who is in one can't make it.
+    """
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    stated = _state("", facts)
+    place = f"libra/start/{hashlib.blake2b(repr(list(ranks)).encode()).hexdigest()[:16]}"
+    place += f"/{store.add(f'{place}/turns/{rank}', 1)}"
+    ballot = f"{place}/votes/{hashlib.blake2b(stated.encode()).hexdigest()[:16]}"
+    store.set(f"{place}/stated/{rank}", stated)
+    store.add(ballot, 1)
+    if store.add(f"{place}/count", 1) == len(ranks):
+        store.set(f"{place}/all", "here")
+    store.wait([f"{place}/all"])
+    if store.add(ballot, 0) == len(ranks):
+        return
+    every = [store.get(f"{place}/stated/{other}").decode() for other in ranks]
+    raise ValueError(f"the ranks of one mesh disagree: {_differences('rank', every, ranks)}")
+
+
+def _state(where: str, facts: Mapping[str, object]) -> str:
+    return "; ".join([where, *(f"{name} {value}" for name, value in facts.items())])
+
+
+def _differences(kind: str, stated: Sequence[str], names: Sequence[int] | None = None) -> str:
+    every = [text.split("; ") for text in stated]
+    unlike = [", ".join(_unlike(parts, every)) for parts in every]
+    return _tell(kind, names or range(len(every)), unlike, " has ")
+
+
+def _tell(kind: str, names: Sequence[int], texts: Sequence[str], verb: str) -> str:
+    """Who says what; those who say the same together, those who say nothing left out."""
+    sayers: dict[str, list[int]] = {}
+    for name, text in zip(names, texts, strict=True):
+        if text:
+            sayers.setdefault(text, []).append(name)
+    return "; ".join(f"{_name(kind, who)}{verb}{text}" for text, who in sayers.items())
+
+
+def _name(kind: str, names: Sequence[int]) -> str:
+    shown = ", ".join(map(str, names[:_MOST_NAMES]))
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{kind}{'s' * (len(names) > 1)} {shown}{more}"
 
 
 def _unlike(parts: list[str], every: list[list[str]]) -> list[str]:
@@ -50,11 +100,13 @@ def _unlike(parts: list[str], every: list[list[str]]) -> list[str]:
     return [part for part in parts if part not in shared] or parts[:1]
 
 
-def _exchange_text(group: dist.ProcessGroup, text: str) -> list[str]:
+def _exchange_text(
+    group: dist.ProcessGroup, text: str, leaving: threading.Event | None
+) -> list[str]:
     """Every rank's text, as fixed-size bytes: nothing is unpickled."""
     mine = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
     encoded = text.encode()[:_TEXT_BYTES]
     mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(every, mine, group=group)
+    finish(dist.all_gather(every, mine, group=group, async_op=True), group, leaving)
     return [bytes(t.tolist()).rstrip(b"\0").decode(errors="replace") for t in every]

@@ -38,28 +38,50 @@ def libra_attention(
         v: [tokens on this rank, key/value heads, value dim]; value dim may differ from head dim.
         causal: must be True; block-diagonal causal attention is what Libra balances.
         scale: softmax scale; None is 1 / sqrt(head dim).
-        layout: the microbatch; None takes the innermost `with pool.layout(...)`.
+        layout: the microbatch; None takes the innermost `with pool.layout(...)`, also when a
+            checkpoint runs the forward again: pass it where backwards don't follow their forwards.
 
     Returns [tokens on this rank, query heads, value dim], equal to attention on a single device up
     to floating-point order. Collective over the pool: every rank calls it the same number of times,
     with or without work.  Raises ValueError on every rank for inputs that don't fit, RuntimeError
     outside a layout.
     """
-    if not causal:
-        raise ValueError(
-            "causal=False: Libra balances causal attention only; use another kernel for this layer"
-        )
-    if torch.is_autocast_enabled(q.device.type):  # what scaled_dot_product_attention does
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    keep = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     serial = 0 if layout is None else layout.serial
+    problem = _find_problem(q, k, v, causal)
+    if problem is not None:
+        find_layout(serial).refuse(problem)
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = _lower(q, dtype), _lower(k, dtype), _lower(v, dtype)
+    keep = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     out, *_ = torch.ops.libra.attention(q, k, v, serial, _scale(q, scale), keep)
     return out  # type: ignore[no-any-return]
 
 
+def _find_problem(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str | None:
+    """What the operator could not tell, since it would not be reached."""
+    if not causal:
+        return (
+            "causal=False: Libra balances causal attention only; use another kernel for this layer"
+        )
+    if "meta" in (q.device.type, k.device.type, v.device.type):
+        return (
+            "q, k and v must be on one device and hold data; got "
+            f"q on {q.device}, k on {k.device}, v on {v.device}"
+        )
+    return None
+
+
+def _lower(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """What autocast does for scaled_dot_product_attention: fp64 stays."""
+    eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(dtype) if eligible else tensor
+
+
 def _scale(q: Tensor, scale: float | None) -> float:
-    return q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if scale is not None:
+        return float(scale)
+    return q.shape[-1] ** -0.5 if q.dim() and q.shape[-1] else 1.0  # the operator refuses the rest
 
 
 @torch.library.custom_op("libra::attention", mutates_args=())
@@ -68,7 +90,19 @@ def _attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     layout = find_layout(serial)
     out, lse, remote, fetched = layout.attend(q, k, v, scale, keep)
-    return out, lse, remote, fetched, torch.tensor(layout.serial)
+    return out, lse, remote, fetched, _stamp(layout)
+
+
+def _stamp(layout: Layout) -> Tensor:
+    """The layout's number and the call's in it, int64, in a tensor whose length tells layouts
+    apart as well.
+
+    Non-reentrant checkpointing compares the shapes of what is saved, so a recomputation under
+    another layout raises CheckpointError on every rank instead of giving wrong gradients.
+    """
+    stamp = torch.full((2 + layout.serial % 251,), layout.serial)
+    stamp[1] = layout.calls
+    return stamp
 
 
 @_attention.register_fake
@@ -82,7 +116,7 @@ def _attention_fake(
         q.new_empty(context.new_dynamic_size(), dtype=exact),
         q.new_empty(context.new_dynamic_size()),
         q.new_empty(context.new_dynamic_size()),
-        torch.empty((), dtype=torch.int64, device="cpu"),
+        torch.empty(context.new_dynamic_size(), dtype=torch.int64, device="cpu"),
     )
 
 
@@ -96,11 +130,13 @@ def _attention_backward(
     lse: Tensor,
     remote: Tensor,
     fetched: Tensor,
-    serial: Tensor,
+    stamp: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    layout = find_layout(int(serial))
-    return layout.attend_backward(dout, q, k, v, scale, out, lse, remote, fetched)
+    number, call, *_ = stamp.tolist()
+    return find_layout(number).attend_backward(
+        call, dout, q, k, v, scale, out, lse, remote, fetched
+    )
 
 
 @_attention_backward.register_fake
@@ -113,7 +149,7 @@ def _attention_backward_fake(
     lse: Tensor,
     remote: Tensor,
     fetched: Tensor,
-    serial: Tensor,
+    stamp: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
@@ -125,19 +161,19 @@ def _attention_backward_fake(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, _, scale, _ = inputs
-    out, lse, remote, fetched, serial = output
-    ctx.save_for_backward(q, k, v, out, lse, remote, fetched, serial)
-    ctx.mark_non_differentiable(lse, remote, fetched, serial)
+    out, lse, remote, fetched, stamp = output
+    ctx.save_for_backward(q, k, v, out, lse, remote, fetched, stamp)
+    ctx.mark_non_differentiable(lse, remote, fetched, stamp)
     ctx.set_materialize_grads(False)
     ctx.scale = scale
 
 
 def _backward(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    q, k, v, out, lse, remote, fetched, serial = ctx.saved_tensors
+    q, k, v, out, lse, remote, fetched, stamp = ctx.saved_tensors
     if dout is None:  # unused here, but not on the other ranks: take part
         dout = torch.zeros_like(out)
     dq, dk, dv = torch.ops.libra.attention_backward(
-        dout, q, k, v, out, lse, remote, fetched, serial, ctx.scale
+        dout, q, k, v, out, lse, remote, fetched, stamp, ctx.scale
     )
     return dq, dk, dv, None, None, None
 

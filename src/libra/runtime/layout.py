@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -78,6 +78,8 @@ class Layout:
         self.rows = rows
         """Rows of q, k and v on this rank."""
         self.digest = lengths_digest(self.cu_seqlens)
+        self.calls = 0
+        """Attention calls so far, recomputed ones included."""
         self._pool = pool
         self._planned: dict[HeadShape, Future[Planned]] = {}
         self._programs: dict[tuple[HeadShape, torch.device], Program] = {}
@@ -93,7 +95,8 @@ class Layout:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _active.remove(self)
+        # Its last entry: a recomputation may enter an outer layout again inside an inner one.
+        del _active[len(_active) - 1 - _active[::-1].index(self)]
 
     def start_planning(self, heads: HeadShape) -> Future[Planned]:
         """Plan for a head shape on the planner thread, once.  Collective: every rank asks for the
@@ -126,14 +129,14 @@ class Layout:
         empty unless `keep`.
         """
         pool = self._pool
+        self.calls += 1
         problem = find_problem(
             q_TND, k_TND, v_TNE, self.rows, self.tokens, pool.config, pool.membership.cp_size
-        )
-        facts = {"layout": f"{self.digest:x}", "scale": scale, "grad": keep}
+        ) or self._missing_kernel(q_TND.device)
+        facts: dict[str, object] = {"scale": scale, "grad": keep}
         if problem is None:
             facts |= describe(q_TND, k_TND, v_TNE)
-        with self._watch("attention"):
-            agree(pool.groups.agreement, "attention", problem, facts)
+        self._agree("attention", problem, facts)
         program = self._program(head_shape(q_TND, k_TND, v_TNE), q_TND.device)
         with self._watch("the forward exchange"):
             out, lse, remote, fetched = executor.forward(
@@ -146,8 +149,15 @@ class Layout:
             fetched = nothing
         return out, lse, remote, fetched
 
+    def refuse(self, problem: str) -> None:
+        """Raise ValueError for an attention call that is wrong on this rank, and on the others
+        that make the call.
+        """
+        self._agree("attention", problem, {})
+
     def attend_backward(
         self,
+        call: int,
         dout_TNE: torch.Tensor,
         q_TND: torch.Tensor,
         k_TND: torch.Tensor,
@@ -158,8 +168,13 @@ class Layout:
         remote: torch.Tensor,
         fetched: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Backward of one layer: (dq, dk, dv)."""
+        """Backward of one layer: (dq, dk, dv).
+
+        Agrees on the `call` first: a rank whose loss left out a call's output goes on to another
+        call's backward, or to the next layout, and all hear of it.
+        """
         pool = self._pool
+        self._agree("attention's backward", None, {"call": call})
         program = self._program(head_shape(q_TND, k_TND, v_TNE), q_TND.device)
         kept = None if pool.config.backward == "refetch" else fetched
         with self._watch("the backward exchange"):
@@ -186,5 +201,21 @@ class Layout:
             self._programs[key] = make_program(route, heads, self._pool.kernel(device), device)
         return self._programs[key]
 
+    def _missing_kernel(self, device: torch.device) -> str | None:
+        try:
+            self._pool.kernel(device)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _agree(self, where: str, problem: str | None, facts: Mapping[str, object]) -> None:
+        with self._watch(where):
+            agree(
+                self._pool.groups.agreement,
+                where,
+                problem,
+                {"layout": f"{self.digest:x}", **facts},
+            )
+
     def _watch(self, stage: str) -> AbstractContextManager[None]:
-        return naming_lost_ranks(stage, self._pool.membership.ranks, f"libra/{self.serial}")
+        return naming_lost_ranks(stage, self._pool.membership.ranks)

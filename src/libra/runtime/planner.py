@@ -7,10 +7,15 @@ broadcasts line up.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +26,14 @@ from libra.config import HeadShape, PoolConfig
 from libra.plan.plan import PoolPlan, plan_pool
 from libra.plan.route import Route, worker_route
 from libra.runtime.agreement import agree
+from libra.runtime.loss import finish
 
 IntArray = NDArray[np.int64]
+
+_LEAVE_SECONDS = 3.0
+
+_Result = TypeVar("_Result")
+_Jobs = SimpleQueue[Callable[[], None] | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,17 +54,48 @@ class Planner:
         self._worker = worker
         self._cp_size = cp_size
         self._config = config
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="libra-planner")
+        self._jobs: _Jobs = SimpleQueue()
+        self._leaving = threading.Event()
+        self._closed = False
+        self.submitted = 0
+        """Jobs so far, the same on every rank that is in step."""
+        # A daemon: a rank that fails elsewhere must not wait for a thread that waits for others.
+        self._thread = threading.Thread(
+            target=_work, args=(self._jobs,), name="libra-planner", daemon=True
+        )
+        self._thread.start()
+        weakref.finalize(self, self._jobs.put, None).atexit = False
+        atexit.register(_leave, weakref.ref(self))
 
     def submit(
         self, cu_seqlens: Sequence[IntArray], tokens: int, heads: HeadShape
     ) -> Future[Planned]:
         """Start planning; the future raises the same error on every rank of the pool."""
-        return self._thread.submit(self._plan, tuple(cu_seqlens), tokens, heads)
+        return self._submit(lambda: self._plan(tuple(cu_seqlens), tokens, heads))
+
+    def catch_up(self, submitted: int) -> None:
+        """Fill up to `submitted` jobs where other ranks have more; theirs then end as refused."""
+        while self.submitted < submitted:
+            self._submit(lambda: agree(self._group, "no planning", None, {}, self._leaving))
+
+    def _submit(self, job: Callable[[], _Result]) -> Future[_Result]:
+        if self._closed:
+            raise ValueError("the pool is closed; make a new SequencePool")
+        self.submitted += 1
+        future: Future[_Result] = Future()
+        self._jobs.put(lambda: _fulfil(future, job))
+        return future
 
     def shutdown(self) -> None:
-        """Forget jobs that have not started and let the thread end."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Finish the jobs submitted so far and let the thread end.
+
+        Cancelling those that have not started would leave a rank whose thread is further ahead
+        waiting for the others.
+        """
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+        self._thread.join()
 
     def _plan(self, cu_seqlens: tuple[IntArray, ...], tokens: int, heads: HeadShape) -> Planned:
         agree(
@@ -67,6 +109,7 @@ class Planner:
                 "tokens": tokens,
                 "lengths": f"{lengths_digest(cu_seqlens):x}",
             },
+            self._leaving,
         )
         plan, problem = None, None
         if self._worker == 0:
@@ -80,27 +123,58 @@ class Planner:
                 )
             except Exception as error:  # whatever it is, the others must hear of it
                 problem = str(error) or type(error).__name__
-        agree(self._group, "plan made", problem, {})
+        agree(self._group, "plan made", problem, {}, self._leaving)
         buffer = self._broadcast(None if plan is None else plan.to_buffer())
-        if plan is None:
-            plan = PoolPlan.from_buffer(buffer, self._config, heads)
-        agree(self._group, "plan received", None, {"plan": f"{plan.digest():x}"})
+        facts = {}
+        try:
+            plan = PoolPlan.from_buffer(buffer, self._config, heads) if plan is None else plan
+            facts = {"plan": f"{plan.digest():x}"}
+        except ValueError as error:  # a foreign or damaged buffer
+            problem = str(error)
+        agree(self._group, "plan received", problem, facts, self._leaving)
+        assert plan is not None
         return Planned(plan, worker_route(plan, self._worker))
 
     def _broadcast(self, buffer: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
         size = torch.tensor([0 if buffer is None else len(buffer)])
-        dist.broadcast(size, group=self._group, group_src=0)
+        self._finish(dist.broadcast(size, group=self._group, group_src=0, async_op=True))
         data = torch.empty(int(size), dtype=torch.uint8)
         if buffer is not None:
             data.copy_(torch.tensor(buffer))
-        dist.broadcast(data, group=self._group, group_src=0)
+        self._finish(dist.broadcast(data, group=self._group, group_src=0, async_op=True))
         return data.numpy()
+
+    def _finish(self, work: dist.Work | None) -> None:
+        assert work is not None
+        finish(work, self._group, self._leaving)
+
+
+def _work(jobs: _Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+
+
+def _fulfil(future: Future[_Result], job: Callable[[], _Result]) -> None:
+    try:
+        result = job()
+    except BaseException as error:  # the thread that asks for the result shall have it
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _leave(planner: weakref.ref[Planner]) -> None:
+    """At the process's end: a thread that waits for other ranks stops waiting."""
+    if (left := planner()) is not None:
+        left._leaving.set()
+        left._jobs.put(None)
+        left._thread.join(_LEAVE_SECONDS)
 
 
 def lengths_digest(cu_seqlens: Sequence[IntArray]) -> int:
-    """Fingerprint of a pool's sample bounds."""
+    """63-bit fingerprint of a pool's sample bounds."""
     hashed = hashlib.blake2b(digest_size=8)
     for cu in cu_seqlens:
         hashed.update(len(cu).to_bytes(8, "little"))
         hashed.update(np.ascontiguousarray(cu, dtype=np.int64).tobytes())
-    return int.from_bytes(hashed.digest(), "little")
+    return int.from_bytes(hashed.digest(), "little") >> 1

@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from libra.config import HeadShape, PoolConfig
-from libra.runtime.agreement import agree
+from libra.runtime.agreement import agree, agree_at_store
 from libra.runtime.kernels import kernel_for
 from libra.runtime.kernels.segments import Kernel
 from libra.runtime.layout import Layout
-from libra.runtime.loss import naming_lost_ranks
+from libra.runtime.loss import finish, naming_lost_ranks
 from libra.runtime.membership import Groups, find_membership, make_groups
 from libra.runtime.planner import Planner
 from libra.shards import local_positions
@@ -53,6 +53,10 @@ class SequencePool:
         live_layouts: int = 64,
     ) -> None:
         self.config = config
+        agree_at_store(
+            mesh.mesh.flatten().tolist(),
+            {"configuration": config, "mesh": f"{mesh.mesh_dim_names} {tuple(mesh.mesh.shape)}"},
+        )
         self.membership = find_membership(mesh, config.pool_size, dp, cp)
         self.groups = groups or make_groups(self.membership, mesh.device_type, timeout)
         self.planner = Planner(
@@ -63,7 +67,6 @@ class SequencePool:
         self._kernels: dict[torch.device, Kernel] = {}
         self._ahead: list[Layout] = []
         self._live: deque[Layout] = deque(maxlen=live_layouts)
-        self._count = 0
 
     def __repr__(self) -> str:
         m = self.membership
@@ -91,17 +94,18 @@ class SequencePool:
             ),
             None,
         )
-        self._count += 1
-        with naming_lost_ranks("layout", self.membership.ranks, f"libra/layout/{self._count}"):
+        with naming_lost_ranks("layout", self.membership.ranks):
             agree(self.groups.agreement, "layout", problem, {"tokens": length, **self._settings()})
-            serials = self._gather([0 if ahead is None else self._ahead.index(ahead) + 1], 1)
-            if len(set(serials[:, 0].tolist())) > 1:  # some rank was told of other packs ahead
+            place, digest = 0, 0
+            if ahead is not None:
+                place, digest = self._ahead.index(ahead) + 1, ahead.digest
+            told = self._gather([place, digest, self.planner.submitted], 3)
+            if (told != told[0]).any():  # some rank prefetched other packs, or none: begin anew
+                self.planner.catch_up(int(told[:, 2].max()))
+                place = len(self._ahead)
                 ahead = None
-            if ahead is None:
-                ahead = self._make(self._gather_bounds(own), length)
-            else:
-                del self._ahead[: self._ahead.index(ahead) + 1]
-        return ahead
+            del self._ahead[:place]
+            return ahead or self._make(self._gather_bounds(own), length)
 
     def prefetch(
         self,
@@ -126,8 +130,8 @@ class SequencePool:
         self._ahead.append(self._make(bounds, length))
 
     def close(self) -> None:
-        """Let the planner thread end; its running job is finished first.  The process groups
-        stay.
+        """Let the planner thread end; every rank finishes what all were asked to plan.  The process
+        groups stay.
         """
         self.planner.shutdown()
 
@@ -162,9 +166,10 @@ class SequencePool:
         """Every worker's integers, int64 [workers, width]."""
         mine = torch.zeros(width, dtype=torch.int64)
         mine[: len(values)] = torch.as_tensor(values)
-        every = torch.empty(len(self.membership.ranks) * width, dtype=torch.int64)
-        dist.all_gather_into_tensor(every, mine, group=self.groups.agreement)
-        return every.view(-1, width).numpy()
+        every = [torch.empty_like(mine) for _ in self.membership.ranks]
+        group = self.groups.agreement
+        finish(dist.all_gather(every, mine, group=group, async_op=True), group)
+        return torch.stack(every).numpy()
 
     def _gather_bounds(self, own: IntArray) -> list[IntArray]:
         counts = self._gather([len(own)], 1)[:, 0]

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from libra.plan.messages import Message
+from libra.runtime.loss import finish
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,17 +48,27 @@ def to_device(message: Message, device: torch.device) -> DeviceMessage:
 class Flight:
     """A transfer under way.  `wait` returns what arrives; until then nothing may read it."""
 
-    __slots__ = ("_arrives", "_sends", "_work")
+    __slots__ = ("_arrives", "_group", "_sends", "_work")
 
-    def __init__(self, arrives: torch.Tensor, sends: torch.Tensor, work: dist.Work | None) -> None:
+    def __init__(
+        self,
+        arrives: torch.Tensor,
+        sends: torch.Tensor,
+        group: dist.ProcessGroup,
+        work: dist.Work | None,
+    ) -> None:
         self._arrives = arrives
         self._sends: torch.Tensor | None = sends  # must outlive the transfer
+        self._group = group
         self._work = work
 
     def wait(self) -> torch.Tensor:
         """The arrived rows, ready to read on the current stream."""
         if self._work is not None:
-            self._work.wait()
+            if self._arrives.device.type == "cpu":
+                finish(self._work, self._group)
+            else:
+                self._work.wait()  # the stream waits, not this thread
             self._work, self._sends = None, None
         return self._arrives
 
@@ -69,12 +80,12 @@ def dispatch(
     written.
     """
     if not message.moves:
-        return Flight(into, rows, None)
+        return Flight(into, rows, group, None)
     packed = rows.index_select(0, message.send)
     work = dist.all_to_all_single(
         into, packed, message.recv_counts, message.send_counts, group=group, async_op=True
     )
-    return Flight(into, packed, work)
+    return Flight(into, packed, group, work)
 
 
 def give_back(message: DeviceMessage, rows: torch.Tensor, group: dist.ProcessGroup) -> Flight:
@@ -83,8 +94,8 @@ def give_back(message: DeviceMessage, rows: torch.Tensor, group: dist.ProcessGro
     """
     arrives = rows.new_empty((message.sent, rows.shape[1]))
     if not message.moves:
-        return Flight(arrives, rows, None)
+        return Flight(arrives, rows, group, None)
     work = dist.all_to_all_single(
         arrives, rows, message.send_counts, message.recv_counts, group=group, async_op=True
     )
-    return Flight(arrives, rows, work)
+    return Flight(arrives, rows, group, work)
