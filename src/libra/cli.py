@@ -1,0 +1,55 @@
+"""The `libra` command.
+
+A subcommand is a function below that takes parsed options and returns the job to run; the job runs
+once parsing is over, so that its errors are reported by us.  Nothing here imports torch: only jobs
+that train do, in their own processes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated
+
+import tyro
+from tyro.extras import SubcommandApp
+
+from libra.demo import DemoConfig, run_demo
+from libra.show.plan_command import PlanOptions, run_plan
+
+Job = Callable[[], int]
+"""Does a subcommand's work and returns the exit code."""
+
+USAGE_ERROR = 2
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a subcommand; its exit code, or 2 with one line on stderr for unusable input."""
+    app = SubcommandApp()
+    app.command(demo)
+    app.command(plan)
+    job: Job = app.cli(
+        prog="libra",
+        description="Every GPU equally busy in the attention of long-context training.",
+        args=args,
+    )
+    try:
+        return job()
+    except ValueError as error:
+        print(f"libra: {error}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def demo(config: tyro.conf.OmitArgPrefixes[DemoConfig]) -> Job:
+    """Train a small model on this machine's CPU, plainly and with Libra, and compare."""
+    return partial(run_demo, config)
+
+
+def plan(options: Annotated[PlanOptions, tyro.conf.arg(name="")]) -> Job:
+    """Plan one pool of a corpus on this machine's CPU; show who computes and sends what."""
+    return partial(run_plan, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
