@@ -1,0 +1,166 @@
+"""A model of one forward pass in time: who dispatches, attends and returns, and when.
+
+    network   | dispatch 0 | dispatch 1 | dispatch 2 |       | return 0 | return 1 | return 2 |
+    compute   | local work .......| attend 0 | attend 1 | attend 2 |
+              0                                                                      makespan
+
+The order is the executor's: all dispatches are posted at once, in chunk order; work that waits for
+nothing runs first; then chunk by chunk a worker waits for its dispatch, attends, and posts the
+return, which queues behind what its network still has to do.
+
+What is simplified.  An exchange takes a worker as long as its busiest link needs for its own bytes
+(in or out, within its node or between nodes; links work side by side) and a fixed latency: no
+congestion elsewhere, one latency for Q, K and V together.  It begins when the worker and all who
+send to it have reached it; a receiver that is late holds nobody up.  Attention runs at one rate,
+whatever the shape of its segments, and at full speed beside the transfers; packing rows is free.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libra.config import HeadShape
+from libra.plan.tally import PoolTally
+from libra.workload import check_count
+
+IntArray = NDArray[np.int64]
+Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeModel:
+    """Rates of the machine.  The defaults describe an H100 SXM node; measure yours."""
+
+    flops_per_second: float = 0.6 * 989e12
+    """Attention FLOP/s of one worker.  Default: 0.6 of the 989 TFLOP/s dense bf16 peak (NVIDIA H100
+    SXM data sheet); the FlashAttention-3 paper reports up to 0.75 of it on long sequences.
+    """
+
+    within_node: float = 450e9
+    """Bytes/s a worker sends, and receives, inside its node.  Default: NVLink 4, 900 GB/s for both
+    directions together (the same data sheet).
+    """
+
+    between_nodes: float = 50e9
+    """Bytes/s a worker sends, and receives, across nodes.  Default: one 400 Gb/s network card for
+    each GPU, as in a DGX H100.
+    """
+
+    latency_seconds: float = 30e-6
+    """Fixed time of one all-to-all.  Default: an assumption, of the order of a small all-to-all
+    over a few nodes.
+    """
+
+    ranks_per_node: int = 8
+    """Neighbouring workers that share a node; the pool's worker 0 is the first of its node."""
+
+    def __post_init__(self) -> None:
+        for name in ("flops_per_second", "within_node", "between_nodes"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"TimeModel.{name} is {value!r}; it must be finite and > 0")
+        if not (math.isfinite(self.latency_seconds) and self.latency_seconds >= 0):
+            raise ValueError(
+                f"TimeModel.latency_seconds is {self.latency_seconds!r}; it must be finite and >= 0"
+            )
+        check_count("TimeModel.ranks_per_node", self.ranks_per_node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """When each worker does what, in seconds from the start; float64 [workers, chunks] each.
+
+    Work or exchanges that do not exist have no length.
+    """
+
+    local_end: Seconds
+    """End of the work that waits for nothing, which starts at 0, [workers]."""
+    dispatch_start: Seconds
+    dispatch_end: Seconds
+    attend_start: Seconds
+    attend_end: Seconds
+    return_start: Seconds
+    return_end: Seconds
+
+    @property
+    def compute(self) -> Seconds:
+        """Seconds each worker computes, [workers]."""
+        return np.asarray(self.local_end + (self.attend_end - self.attend_start).sum(axis=1))
+
+    @property
+    def finish(self) -> Seconds:
+        """When each worker has attended its tiles and has all its outputs, [workers]."""
+        # A return, even an empty one, follows its attend.
+        return np.asarray(self.return_end[:, -1])
+
+    @property
+    def exposed(self) -> Seconds:
+        """Seconds until its finish in which each worker does not compute, [workers]."""
+        return self.finish - self.compute
+
+    @property
+    def makespan(self) -> float:
+        """When the last worker finishes."""
+        return float(self.finish.max())
+
+
+def pool_timeline(tally: PoolTally, heads: HeadShape, model: TimeModel) -> Timeline:
+    """Play the executor's pipeline of one forward pass over a pool's counts.
+
+    Pure; longer transfers or slower work never end anything sooner, for all is sums and maxima.
+    """
+    workers, chunks = tally.pairs.shape
+    # Two products a pair, each a multiplication and an addition an element.
+    rate = 2 * (heads.dim + heads.value_dim) / model.flops_per_second
+    dispatching = _durations(tally.dispatched, model)
+    returning = _durations(tally.returned, model)
+    empty = np.zeros((workers, chunks), dtype=np.float64)
+    line = Timeline(
+        local_end=tally.local_pairs * np.float64(rate),
+        dispatch_start=empty.copy(),
+        dispatch_end=empty.copy(),
+        attend_start=empty.copy(),
+        attend_end=empty.copy(),
+        return_start=empty.copy(),
+        return_end=empty.copy(),
+    )
+    network = np.zeros(workers, dtype=np.float64)  # when each worker's network is next free
+    for chunk in range(chunks):
+        line.dispatch_start[:, chunk] = _begin(network, tally.dispatched[chunk])
+        network = line.dispatch_start[:, chunk] + dispatching[:, chunk]
+        line.dispatch_end[:, chunk] = network
+    gpu = line.local_end
+    for chunk in range(chunks):
+        line.attend_start[:, chunk] = np.maximum(gpu, line.dispatch_end[:, chunk])
+        gpu = line.attend_start[:, chunk] + tally.pairs[:, chunk] * rate
+        line.attend_end[:, chunk] = gpu
+    for chunk in range(chunks):
+        ready = np.maximum(network, line.attend_end[:, chunk])
+        line.return_start[:, chunk] = _begin(ready, tally.returned[chunk])
+        network = line.return_start[:, chunk] + returning[:, chunk]
+        line.return_end[:, chunk] = network
+    return line
+
+
+def _durations(moved: IntArray, model: TimeModel) -> Seconds:
+    """Seconds each worker spends on each chunk's exchange, [workers, chunks]; 0 where none is."""
+    chunks, workers, _ = moved.shape
+    node = np.arange(workers) // model.ranks_per_node
+    near = node[:, None] == node[None, :]
+    seconds = np.zeros((chunks, workers), dtype=np.float64)
+    for link, bandwidth in ((near, model.within_node), (~near, model.between_nodes)):
+        through = np.where(link, moved, 0)
+        busiest = np.maximum(through.sum(axis=1), through.sum(axis=2))
+        seconds = np.maximum(seconds, busiest / bandwidth)
+    latency = np.where(moved.reshape(chunks, -1).any(axis=1), model.latency_seconds, 0.0)
+    return np.asarray((seconds + latency[:, None]).T)
+
+
+def _begin(ready: Seconds, moved: IntArray) -> Seconds:
+    """When an exchange begins for each worker, given when each reaches it, [workers]."""
+    senders = np.where(moved > 0, ready[:, None], 0)
+    return np.asarray(np.maximum(ready, senders.max(axis=0)))

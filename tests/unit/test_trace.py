@@ -1,0 +1,108 @@
+"""The trace file: keys that viewers require, threads without overlaps, figures of the plan."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from libra.config import HeadShape, PoolConfig
+from libra.plan.plan import PoolPlan, plan_pool
+from libra.plan.tally import pool_tally
+from libra.plan.timeline import TimeModel, pool_timeline
+from libra.show.trace import COMPUTE, NETWORK, plan_trace
+
+
+@pytest.fixture(scope="module")
+def plan() -> PoolPlan:
+    return plan_pool(
+        [[0, 4096], [0, 512, 1024, 2048, 4096]],
+        cp_size=2,
+        config=PoolConfig(pool_size=2, chunks=2),
+        heads=HeadShape(q=8, kv=4, dim=64),
+    )
+
+
+@pytest.fixture(scope="module")
+def trace(plan: PoolPlan) -> dict[str, Any]:
+    tally = pool_tally(plan)
+    line = pool_timeline(tally, plan.heads, TimeModel())
+    made = plan_trace(line, tally, cp_size=plan.cp_size, about={"pool": "a test"})
+    return json.loads(json.dumps(made))
+
+
+def complete(trace: dict[str, Any], category: str = "") -> list[dict[str, Any]]:
+    return [e for e in trace["traceEvents"] if e["ph"] == "X" and category in ("", e["cat"])]
+
+
+def test_every_event_has_the_keys_that_viewers_require(trace: dict[str, Any]) -> None:
+    assert trace["displayTimeUnit"] == "ms"
+    assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X"}
+    for event in trace["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert type(event["pid"]) is int
+        assert type(event["tid"]) is int
+        assert isinstance(event["args"], dict)
+    for event in complete(trace):
+        assert event["cat"] in ("dispatch", "attend", "return")
+        assert event["ts"] >= 0
+        assert event["dur"] > 0
+
+
+def test_a_worker_is_a_process_with_a_compute_and_a_network_thread(
+    trace: dict[str, Any], plan: PoolPlan
+) -> None:
+    named = [e for e in trace["traceEvents"] if e["ph"] == "M" and e["name"] == "thread_name"]
+    found = {(e["pid"], e["tid"], e["args"]["name"]) for e in named}
+    assert found == {
+        (worker, thread, name)
+        for worker in range(plan.workers)
+        for thread, name in ((COMPUTE, "compute"), (NETWORK, "network"))
+    }
+    names = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
+    assert names[3] == "worker 3 (replica 1, rank 1)"
+    for event in complete(trace):
+        assert event["tid"] == (COMPUTE if event["cat"] == "attend" else NETWORK)
+
+
+def test_events_of_a_thread_do_not_overlap(trace: dict[str, Any]) -> None:
+    threads = defaultdict(list)
+    for event in complete(trace):
+        threads[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for events in threads.values():
+        events.sort()
+        for (_, end), (start, _) in pairwise(events):
+            assert start >= end - 1e-6  # a picosecond, for sums of decimals
+
+
+def test_arguments_add_up_to_the_plan(trace: dict[str, Any], plan: PoolPlan) -> None:
+    def total(category: str, name: str) -> int:
+        return sum(event["args"][name] for event in complete(trace, category))
+
+    assert total("attend", "pairs") == plan.load.sum()
+    for name in ("bytes_sent", "bytes_received"):
+        assert total("dispatch", name) == plan.bytes_q + plan.bytes_kv > 0
+        assert total("return", name) == plan.bytes_o > 0
+
+
+def test_names_say_the_chunk(trace: dict[str, Any]) -> None:
+    names = {event["name"] for event in complete(trace)}
+    assert {"attend local", "dispatch 0", "dispatch 1", "return 1", "attend 1"} <= names
+    chunks = {(e["name"], e["args"]["chunk"]) for e in complete(trace, "return")}
+    assert chunks == {("return 0", 0), ("return 1", 1)}
+
+
+def test_a_pool_that_moves_nothing_has_work_and_no_exchanges() -> None:
+    plan = plan_pool(
+        [[0, 64]],
+        cp_size=1,
+        config=PoolConfig(pool_size=1, chunks=1),
+        heads=HeadShape(q=2, kv=1, dim=8),
+    )
+    tally = pool_tally(plan)
+    slow = TimeModel(flops_per_second=1e9)
+    trace = plan_trace(pool_timeline(tally, plan.heads, slow), tally, cp_size=1, about={})
+    assert [event["name"] for event in complete(trace)] == ["attend local"]
