@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from libra.packing import Packs, pack_best_fit, pack_sequential
     from libra.placement import place_packs
     from libra.plan.plan import PoolPlan, plan_pool
+    from libra.refinement import order_pools, refine_pools
     from libra.runtime.attention import libra_attention
     from libra.runtime.layout import Layout
     from libra.runtime.pool import SequencePool
@@ -30,10 +31,12 @@ _HOME = {
     "libra_attention": "runtime.attention",
     "local_labels": "shards",
     "local_positions": "shards",
+    "order_pools": "refinement",
     "pack_best_fit": "packing",
     "pack_sequential": "packing",
     "place_packs": "placement",
     "plan_pool": "plan.plan",
+    "refine_pools": "refinement",
 }
 
 __all__ = [
@@ -47,10 +50,12 @@ __all__ = [
     "libra_attention",
     "local_labels",
     "local_positions",
+    "order_pools",
     "pack_best_fit",
     "pack_sequential",
     "place_packs",
     "plan_pool",
+    "refine_pools",
 ]
 
 

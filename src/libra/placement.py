@@ -35,8 +35,8 @@ def place_packs(workloads: ArrayLike, pool_size: int) -> IntArray:
     Raises ValueError for an empty window, workloads that are negative, NaN or infinite, and P that
     doesn't divide GBS.
     """
-    weights = _check_workloads(workloads)
-    pools = _check_pool_size(len(weights), pool_size)
+    weights = check_workloads(workloads)
+    pools = check_pool_size(len(weights), pool_size)
     ranked = np.argsort(-weights, kind="stable")
     members: list[list[int]] = [[] for _ in range(pools)]
     heap: list[tuple[Any, int]] = [(0, k) for k in range(pools)]  # sorted, so a heap already
@@ -52,7 +52,7 @@ def place_packs(workloads: ArrayLike, pool_size: int) -> IntArray:
 
 def contiguous_pools(packs: int, pool_size: int) -> IntArray:
     """The baseline: packs grouped in sampler order, int64 [packs / P, P]."""
-    pools = _check_pool_size(packs, pool_size)
+    pools = check_pool_size(packs, pool_size)
     return np.arange(packs, dtype=np.int64).reshape(pools, pool_size)
 
 
@@ -61,7 +61,7 @@ def pool_loads(workloads: ArrayLike, pools: IntArray) -> Loads:
 
     `pools` [pools, P] holds indices into `workloads`, as from `place_packs`.
     """
-    weights = _check_workloads(workloads)
+    weights = check_workloads(workloads)
     if weights.dtype == np.int64 and int(weights.max()) * pools.shape[1] > np.iinfo(np.int64).max:
         raise ValueError(
             f"workloads of up to {weights.max()} in pools of {pools.shape[1]}: a pool's load may "
@@ -81,7 +81,7 @@ def imbalance(loads: ArrayLike) -> float:
     return max(values) * len(values) / total - 1.0 if total else 0.0
 
 
-def _check_pool_size(packs: int, pool_size: int) -> int:
+def check_pool_size(packs: int, pool_size: int) -> int:
     """Pools in a window of `packs`; ValueError unless P >= 1 divides it."""
     check_count("pool_size", pool_size)
     if packs < 1:
@@ -94,7 +94,7 @@ def _check_pool_size(packs: int, pool_size: int) -> int:
     return packs // pool_size
 
 
-def _check_workloads(workloads: ArrayLike) -> Loads:
+def check_workloads(workloads: ArrayLike) -> Loads:
     """Workloads as int64 or float64 [packs]; ValueError unless all are finite and >= 0."""
     array = np.asarray(workloads)
     if array.ndim != 1:

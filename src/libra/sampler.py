@@ -8,7 +8,8 @@
         GA 1       pool DP/P              ..
 
 Which packs a window holds depends on the corpus, seed, epoch and GBS alone, so the samples of an
-optimizer step are the same with and without VRSP, and with any number of replicas.
+optimizer step are the same with and without VRSP, and with any number of replicas.  Pools are those
+of VRSP, refined by swaps, heaviest first; each of the two can be switched off.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.utils.data import Sampler
 
 from libra.packing import Packs
 from libra.placement import contiguous_pools, place_packs
+from libra.refinement import PoolOrder, order_pools, refine_pools
 from libra.workload import check_count, workloads
 
 IntArray = NDArray[np.int64]
@@ -34,16 +36,20 @@ class PoolSampler(Sampler[int]):
     """Pack indices of one data-parallel replica: the `sampler=` of a loader with batch size 1.
 
     `lengths_of_packs`: a `Packs`, or the sample lengths of each pack.  `global_batch` (GBS): packs
-    of an optimizer step.  `placement="contiguous"` is the baseline without VRSP.  Iteration yields
-    one index per gradient-accumulation step; `dropped_packs` and `repeated_packs` say what the
-    incomplete last window of an epoch costs.
+    of an optimizer step.  Iteration yields one index per gradient-accumulation step;
+    `dropped_packs` and `repeated_packs` say what the incomplete last window of an epoch costs.
+
+    `refine` swaps packs between VRSP's pools (`libra.refine_pools`) and `order` says which pools
+    share a GA index (`libra.order_pools`): `grouped`, `uniform` for pipelines, or `index`.  Plain
+    VRSP is `refine=False, order="index"`.  `placement="contiguous"` is the baseline without VRSP,
+    packs in sampler order: there the two have no effect and read False and "index".
 
     A pass that is exhausted moves on to the next epoch; `set_epoch` goes to any.  A worker process
     that prefetches runs ahead of the training loop, so checkpoint the loader's state (or this
     one's, if nothing prefetches).
 
     Raises ValueError for an empty corpus, a corpus smaller than GBS, DP that doesn't divide GBS, P
-    that doesn't divide DP, and a rank out of range.
+    that doesn't divide DP, a rank out of range, and an unknown placement or order.
     """
 
     def __init__(
@@ -58,6 +64,8 @@ class PoolSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = True,
         placement: PackPlacement = "vrsp",
+        refine: bool = True,
+        order: PoolOrder = "grouped",
     ) -> None:
         self.global_batch = check_count("global_batch", global_batch)
         self.dp_size = check_count("dp_size", dp_size)
@@ -78,6 +86,8 @@ class PoolSampler(Sampler[int]):
             raise ValueError(f"dp_rank={dp_rank} is outside [0, dp_size={dp_size})")
         if placement not in get_args(PackPlacement):
             raise ValueError(f"placement is {placement!r}; choose 'vrsp' or 'contiguous'")
+        if order not in get_args(PoolOrder):
+            raise ValueError(f"order is {order!r}; choose 'grouped', 'uniform' or 'index'")
         if isinstance(lengths_of_packs, Packs):
             self._workloads = lengths_of_packs.workloads
         else:
@@ -92,6 +102,8 @@ class PoolSampler(Sampler[int]):
             )
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self.placement: PackPlacement = placement
+        self.refine = bool(refine) and placement == "vrsp"
+        self.order: PoolOrder = order if placement == "vrsp" else "index"
         whole, rest = divmod(packs, self.global_batch)
         self.windows = whole + bool(rest and not drop_last)
         """Optimizer steps of an epoch."""
@@ -182,10 +194,15 @@ class PoolSampler(Sampler[int]):
     def _window(self, order: IntArray, window: int) -> IntArray:
         """One optimizer step, int64 [GA, dp_size]: its pools, row after row."""
         packs = order[window * self.global_batch : (window + 1) * self.global_batch]
+        weights = self._workloads[packs]
         if self.placement == "vrsp":
-            pools = place_packs(self._workloads[packs], self.pool_size)
+            pools = place_packs(weights, self.pool_size)
         else:
             pools = contiguous_pools(len(packs), self.pool_size)
+        if self.refine:
+            pools = refine_pools(weights, pools)
+        if self.order != "index":
+            pools = order_pools(weights, pools, self.dp_size // self.pool_size, self.order)
         return packs[pools].reshape(self.steps_per_window, self.dp_size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -193,6 +210,7 @@ class PoolSampler(Sampler[int]):
         return {
             "epoch": self._epoch,
             "consumed_packs": self._step * self.dp_size,
+            "dp_size": self.dp_size,
             **self._identity(),
             **self._emission(),
         }
@@ -202,9 +220,10 @@ class PoolSampler(Sampler[int]):
 
         Raises ValueError, naming the setting, where the steps would not be the same: another
         global_batch, seed, shuffle, drop_last or corpus; inside an optimizer step also another
-        pool_size or placement, or a position that no step of this dp_size starts at.
+        pool_size, placement, refine or order, another dp_size where order is "uniform" (which
+        depends on it), or a position that no step of this dp_size starts at.
         """
-        expected = {"epoch", "consumed_packs", *self._identity(), *self._emission()}
+        expected = {"epoch", "consumed_packs", "dp_size", *self._identity(), *self._emission()}
         missing = sorted(expected - set(state))
         if missing:
             raise ValueError(f"this is no PoolSampler state: it lacks {', '.join(missing)}")
@@ -220,7 +239,10 @@ class PoolSampler(Sampler[int]):
         done, whole = consumed % self.global_batch, self.windows * self.global_batch
         if consumed > whole:
             raise ValueError(f"the state has consumed_packs={consumed}, but an epoch has {whole}")
-        for name, value in self._emission().items():
+        emission = self._emission()
+        if self.order == "uniform":
+            emission["dp_size"] = self.dp_size
+        for name, value in emission.items():
             if state[name] != value and done:
                 raise ValueError(
                     f"the state was saved with {name}={state[name]!r} inside an optimizer step "
@@ -247,4 +269,9 @@ class PoolSampler(Sampler[int]):
 
     def _emission(self) -> dict[str, Any]:
         """What decides their order inside an optimizer step."""
-        return {"pool_size": self.pool_size, "placement": self.placement}
+        return {
+            "pool_size": self.pool_size,
+            "placement": self.placement,
+            "refine": self.refine,
+            "order": self.order,
+        }

@@ -10,6 +10,7 @@ from libra.packing import Packs, pack_sequential
 from libra.sampler import PoolSampler
 
 GBS = 16
+PLAIN: dict[str, Any] = {"refine": False, "order": "index"}  # the paper's VRSP and no more
 
 
 def corpus(samples: int = 500, seed: int = 0) -> Packs:

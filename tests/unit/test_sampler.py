@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libra.placement import imbalance, place_packs, pool_loads
+from libra.refinement import order_pools, refine_pools
 from libra.sampler import PoolSampler
-from tests.unit.samplers import GBS, corpus, make, ranks, whole_windows, windows_of
+from tests.unit.samplers import GBS, PLAIN, corpus, make, ranks, whole_windows, windows_of
 
 # What an optimizer step holds
 
@@ -36,8 +37,9 @@ def test_every_optimizer_step_has_the_same_raw_samples_with_and_without_vrsp(shu
             make(lengths_of_packs=packs, placement=placement, shuffle=shuffle)
             for placement in ("contiguous", "vrsp")
         )
+        paper = make(lengths_of_packs=packs, shuffle=shuffle, **PLAIN)
     for epoch in (0, 3):
-        assert raw_samples(plain, epoch) == raw_samples(vrsp, epoch)
+        assert raw_samples(plain, epoch) == raw_samples(vrsp, epoch) == raw_samples(paper, epoch)
         assert plain.schedule(epoch).tolist() != vrsp.schedule(epoch).tolist()
 
 
@@ -46,13 +48,15 @@ def test_every_optimizer_step_has_the_same_raw_samples_with_and_without_vrsp(shu
     seed=st.integers(0, 2**40),
     epoch=st.integers(0, 5),
     shuffle=st.booleans(),
+    refine=st.booleans(),
+    order=st.sampled_from(["grouped", "uniform", "index"]),
 )
 def test_a_window_holds_the_same_packs_for_any_number_of_replicas_and_pool_size(
-    shape: tuple[int, int], seed: int, epoch: int, shuffle: bool
+    shape: tuple[int, int], seed: int, epoch: int, shuffle: bool, refine: bool, order: str
 ) -> None:
     dp_size, pool_size = shape
     common = {"seed": seed, "shuffle": shuffle}
-    sampler = make(dp_size=dp_size, pool_size=pool_size, **common)
+    sampler = make(dp_size=dp_size, pool_size=pool_size, refine=refine, order=order, **common)
     plain = make(dp_size=1, pool_size=1, placement="contiguous", **common)
     assert windows_of(sampler.schedule(epoch)) == windows_of(plain.schedule(epoch))
 
@@ -77,14 +81,20 @@ def test_the_order_is_pinned_so_that_a_checkpoint_outlives_upgrades() -> None:
 # The order inside a step
 
 
-def test_pools_are_emitted_ga_major_and_pool_minor() -> None:
-    sampler = make(dp_size=8, pool_size=2, shuffle=False)
+@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("order", ["index", "grouped", "uniform"])
+def test_pools_are_emitted_ga_major_and_pool_minor(refine: bool, order: Any) -> None:
+    sampler = make(dp_size=8, pool_size=2, shuffle=False, refine=refine, order=order)
     schedule = sampler.schedule()
     assert schedule.shape == (6 * 2, 8)
     assert schedule.dtype == np.int64
     workloads = np.array([int((pack**2).sum()) for pack in whole_windows()])
     for window in range(6):
-        pools = place_packs(workloads[window * GBS : (window + 1) * GBS], 2) + window * GBS
+        weights = workloads[window * GBS : (window + 1) * GBS]
+        pools = place_packs(weights, 2)
+        if refine:
+            pools = refine_pools(weights, pools)
+        pools = order_pools(weights, pools, 4, order) + window * GBS
         for k, pool in enumerate(pools):
             step, p = window * 2 + k // 4, k % 4
             assert schedule[step, p * 2 : p * 2 + 2].tolist() == pool.tolist()
@@ -111,6 +121,33 @@ def test_vrsp_lowers_the_imbalance_between_pools() -> None:
         return float(np.mean([imbalance(pool_loads(workloads, window)) for window in pools]))
 
     assert mean_imbalance("vrsp") < 0.7 * mean_imbalance("contiguous")
+
+
+def test_refinement_and_grouping_lower_the_sum_over_steps_of_the_slowest_pool() -> None:
+    packs = corpus(samples=4000)
+    workloads = packs.workloads
+
+    def slowest_pools(**settings: Any) -> int:
+        sampler = make(lengths_of_packs=packs, global_batch=64, dp_size=16, pool_size=4, **settings)
+        steps = sampler.schedule()
+        loads = workloads[steps].reshape(len(steps), 4, 4).sum(axis=2)
+        return int(loads.max(axis=1).sum())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours, paper = slowest_pools(), slowest_pools(**PLAIN)
+        assert ours < slowest_pools(refine=False) < paper
+        assert ours < slowest_pools(order="uniform")
+        assert paper < slowest_pools(placement="contiguous")
+
+
+def test_the_default_is_refined_and_grouped_and_the_baseline_is_neither() -> None:
+    sampler = make()
+    assert (sampler.placement, sampler.refine, sampler.order) == ("vrsp", True, "grouped")
+    baseline = make(placement="contiguous")
+    assert (baseline.refine, baseline.order) == (False, "index")
+    untouched = make(placement="contiguous", refine=False, order="uniform")
+    assert baseline.schedule().tolist() == untouched.schedule().tolist()
 
 
 # Epochs
@@ -187,6 +224,7 @@ def test_whole_windows_say_nothing() -> None:
         ({"seed": -1}, "seed is -1"),
         ({"seed": None}, "seed is None"),
         ({"placement": "best"}, "placement is 'best'"),
+        ({"order": "best"}, "order is 'best'"),
     ],
 )
 def test_a_sampler_that_cannot_be_is_refused_by_name(changes: dict[str, Any], message: str) -> None:

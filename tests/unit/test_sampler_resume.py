@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from libra.sampler import PoolSampler
-from tests.unit.samplers import GBS, make, ranks, whole_windows, windows_of
+from tests.unit.samplers import GBS, PLAIN, make, ranks, whole_windows, windows_of
 
 
 def take(sampler: PoolSampler, count: int) -> list[int]:
@@ -78,13 +78,14 @@ def test_the_state_is_plain_and_the_same_on_every_rank() -> None:
 
 @pytest.mark.parametrize("new_dp", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("done", [4, 6, 8, 23])
+@pytest.mark.parametrize("settings", [{}, PLAIN], ids=["grouped", "plain"])
 def test_another_number_of_replicas_resumes_with_every_step_unchanged(
-    new_dp: int, done: int
+    new_dp: int, done: int, settings: dict[str, Any]
 ) -> None:
-    old = make(dp_size=4, pool_size=1)
+    old = make(dp_size=4, pool_size=1, **settings)
     take(old, done)
-    schedule = make(dp_size=4, pool_size=1).schedule()
-    resumed = ranks(dp_size=new_dp, pool_size=1)
+    schedule = make(dp_size=4, pool_size=1, **settings).schedule()
+    resumed = ranks(dp_size=new_dp, pool_size=1, **settings)
     if done * 4 % new_dp:
         with pytest.raises(ValueError, match=f"no step of dp_size={new_dp} starts"):
             resumed[0].load_state_dict(old.state_dict())
@@ -94,6 +95,45 @@ def test_another_number_of_replicas_resumes_with_every_step_unchanged(
     rest = np.stack([list(sampler) for sampler in resumed], axis=1)
     both = np.concatenate([schedule[:done].ravel(), rest.ravel()])
     assert windows_of(both) == windows_of(schedule)
+
+
+@pytest.mark.parametrize("new_dp", [2, 8, 16])
+def test_the_uniform_order_takes_another_number_of_replicas_between_optimizer_steps_only(
+    new_dp: int,
+) -> None:
+    uniform = {"pool_size": 2, "order": "uniform"}
+    old = make(**uniform)
+    take(old, 2 * GBS // 4)
+    resumed = ranks(dp_size=new_dp, **uniform)
+    for sampler in resumed:
+        sampler.load_state_dict(old.state_dict())
+    rest = np.stack([list(sampler) for sampler in resumed], axis=1)
+    assert windows_of(rest) == windows_of(make(**uniform).schedule())[2:]
+    take(old, 2)
+    with pytest.raises(ValueError, match=r"dp_size=4 inside an optimizer step \(8 of 16"):
+        make(dp_size=new_dp, **uniform).load_state_dict(old.state_dict())
+    make(**uniform).load_state_dict(old.state_dict())
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"refine": False}, "refine=True inside an optimizer step"),
+        ({"order": "index"}, "order='grouped' inside an optimizer step"),
+        ({"order": "uniform"}, "order='grouped' inside an optimizer step"),
+    ],
+)
+def test_refinement_and_order_may_change_between_optimizer_steps_only(
+    changes: dict[str, Any], message: str
+) -> None:
+    before = make()
+    take(before, GBS // 4)
+    after = make(**changes)
+    after.load_state_dict(before.state_dict())
+    assert list(after) == make(**changes).schedule()[GBS // 4 :, 0].tolist()
+    take(before, GBS // 4 + 1)
+    with pytest.raises(ValueError, match=message):
+        make(**changes).load_state_dict(before.state_dict())
 
 
 def test_the_pool_size_may_change_between_optimizer_steps_only() -> None:
