@@ -60,8 +60,7 @@ class PoolConfig:
     def __post_init__(self) -> None:
         for name in ("pool_size", "block_size", "head_shards", "chunks"):
             _positive("PoolConfig", name, getattr(self, name))
-        number = isinstance(self.tolerance, float | int) and not isinstance(self.tolerance, bool)
-        if not (number and math.isfinite(self.tolerance) and self.tolerance >= 0):
+        if not (_is_finite(self.tolerance) and self.tolerance >= 0):
             raise ValueError(
                 f"PoolConfig.tolerance is {self.tolerance!r}; it must be a finite number >= 0"
             )
@@ -79,6 +78,10 @@ class PoolConfig:
     def replace(self, **changes: object) -> PoolConfig:
         """A copy with the named fields changed, validated again."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _positive(owner: str, name: str, value: object) -> None:

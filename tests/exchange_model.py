@@ -1,0 +1,103 @@
+"""The runtime's exchange with identities in place of numbers.
+
+Every row carries who it is: a query row of one head is `position * heads + head`, positions counted
+over the pool, and so is a key row.  Sending, receiving and assembling them as the executor does
+shows what each kernel call would read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libra.plan.messages import Message
+from libra.plan.plan import PoolPlan
+from libra.plan.route import Route, worker_route
+from libra.shards import local_positions
+
+IntArray = NDArray[np.int64]
+
+NOTHING = -1
+"""In a buffer row that nothing was written to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What every worker holds after all chunks have arrived."""
+
+    routes: list[Route]
+    positions: list[IntArray]
+    """Pool position of each local row, per worker."""
+    q_local: list[IntArray]
+    """[rows, query heads], per worker."""
+    k_local: list[IntArray]
+    """[rows, key/value heads], per worker."""
+    q_fetched: list[list[IntArray]]
+    """[received, heads of a lane], per worker and chunk."""
+    k_fetched: list[list[IntArray]]
+    """[received and assembled, key/value heads of a lane], per worker and chunk."""
+    q_traffic: IntArray
+    """Query heads' rows from worker i to worker j, [workers, workers]."""
+    k_traffic: IntArray
+
+
+def exchange(plan: PoolPlan) -> Exchange:
+    """Run a plan's messages between all its workers."""
+    routes = [worker_route(plan, worker) for worker in range(plan.workers)]
+    positions = []
+    for worker in range(plan.workers):
+        pack, rank = divmod(worker, plan.cp_size)
+        rows = local_positions(plan.tokens, plan.cp_size, rank, plan.config.shard_layout)
+        positions.append(rows + pack * plan.tokens)
+    q_local = [at[:, None] * plan.heads.q + np.arange(plan.heads.q) for at in positions]
+    k_local = [at[:, None] * plan.heads.kv + np.arange(plan.heads.kv) for at in positions]
+    q_fetched: list[list[IntArray]] = [[] for _ in routes]
+    k_fetched: list[list[IntArray]] = [[] for _ in routes]
+    q_traffic = np.zeros((plan.workers, plan.workers), dtype=np.int64)
+    k_traffic = np.zeros_like(q_traffic)
+    for chunk in range(plan.config.chunks):
+        lanes = plan.lanes
+        messages = [route.q[chunk] for route in routes]
+        arrived = all_to_all(messages, [rows.reshape(-1, lanes.heads) for rows in q_local])
+        q_traffic += np.stack([m.send_counts for m in messages]) * lanes.heads
+        for worker, rows in enumerate(arrived):
+            q_fetched[worker].append(rows)
+
+        messages = [route.kv[chunk] for route in routes]
+        lane_rows = [rows.reshape(-1, lanes.kv_heads) for rows in k_local]
+        arrived = all_to_all(messages, lane_rows)
+        k_traffic += np.stack([m.send_counts for m in messages]) * lanes.kv_heads
+        for worker, rows in enumerate(arrived):
+            assembly = routes[worker].assembly[chunk]
+            buffer = np.full((assembly.rows, lanes.kv_heads), NOTHING, dtype=np.int64)
+            buffer[: len(rows)] = rows
+            buffer[assembly.received_to] = buffer[assembly.received_from]
+            buffer[assembly.local_to] = lane_rows[worker][assembly.local_from]
+            k_fetched[worker].append(buffer)
+    return Exchange(
+        routes=routes,
+        positions=positions,
+        q_local=q_local,
+        k_local=k_local,
+        q_fetched=q_fetched,
+        k_fetched=k_fetched,
+        q_traffic=q_traffic,
+        k_traffic=k_traffic,
+    )
+
+
+def all_to_all(messages: Sequence[Message], rows: Sequence[IntArray]) -> list[IntArray]:
+    """What each worker receives, ordered by sender; both sides must agree on every count."""
+    sent = np.stack([message.send_counts for message in messages])
+    expected = np.stack([message.recv_counts for message in messages])
+    assert np.array_equal(sent, expected.T)
+    assert (np.diag(sent) == 0).all(), "what is local must not travel"
+    assert {message.moves for message in messages} == {bool(sent.any())}
+    parts = []
+    for message, local in zip(messages, rows, strict=True):
+        assert len(message.send) == message.send_counts.sum()
+        parts.append(np.split(local[message.send], np.cumsum(message.send_counts)[:-1]))
+    return [np.concatenate([part[worker] for part in parts]) for worker in range(len(messages))]
