@@ -1,10 +1,13 @@
-"""Straggler time of one attention layer, Ulysses against Libra, on the same windows of real lengths.
+"""Straggler time of one attention layer, Ulysses against Libra, on the same windows of real
+lengths.
 
-    torchrun --standalone --nproc-per-node 2 benchmarks/attention.py --lengths tests/data/lengths-code.npy
+    torchrun --standalone --nproc-per-node 2 benchmarks/attention.py --lengths
+    tests/data/lengths-code.npy
 
-Every GA step runs forward and backward of both schemes in turn (the order alternates), each behind a barrier; the step's
-time is its slowest rank's.  Beside the measured speedup stands the one that the plans' loads predict: the ratio of the
-summed largest loads.  All figures come from one run, so that the machine's speed drops out.
+Every GA step runs forward and backward of both schemes in turn (the order alternates), each behind
+a barrier; the step's time is its slowest rank's.  Beside the measured speedup stands the one that
+the plans' loads predict: the ratio of the summed largest loads.  All figures come from one run, so
+that the machine's speed drops out.
 """
 
 from __future__ import annotations
@@ -100,9 +103,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def run_step(
-    pool: libra.SequencePool, bounds: np.ndarray, args: Args, cp_rank: int
-) -> Step:
+def run_step(pool: libra.SequencePool, bounds: np.ndarray, args: Args, cp_rank: int) -> Step:
     """One layer, forward and backward, on this rank's rows."""
     rows = len(libra.local_positions(args.tokens, args.cp, cp_rank, pool.config.shard_layout))
     dtype = getattr(torch, args.dtype)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -168,10 +170,14 @@ def _train(config: DemoConfig, log: Path, console: Console) -> tuple[list[dict[s
 @contextmanager
 def _child(command: list[str], errors: Any, env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A process that is gone when the block ends, however it ends."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _leave) if in_main else None
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
     try:
         yield child
     finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
         if child.poll() is None:
             child.terminate()  # torchrun passes it on to the ranks
             try:
@@ -179,6 +185,11 @@ def _child(command: list[str], errors: Any, env: dict[str, str]) -> Iterator[sub
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+
+
+def _leave(number: int, frame: object) -> None:
+    """Turn a signal that would end this process at once into an exit that cleans up."""
+    raise SystemExit(128 + number)
 
 
 def _threads(ranks: int) -> dict[str, str]:

@@ -4,10 +4,11 @@ whole pack.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import libra
 from libra.runtime.membership import Groups
@@ -86,13 +87,16 @@ def compare(
     return Errors(out=worst[0], dq=worst[1], dk=worst[2], dv=worst[3], load=load)
 
 
+@functools.cache
+def make_mesh(world_size: int, cp: int) -> DeviceMesh:
+    """One mesh of a shape for all cases: a gloo group's threads wake up a hundred times a second."""
+    return init_device_mesh("cpu", (world_size // cp, cp), mesh_dim_names=("dp", "cp"))
+
+
 def make_pool(world_size: int, cp: int, config: libra.PoolConfig) -> libra.SequencePool:
-    """A pool on CPU ranks; groups are kept between cases, since making them costs more than most
-    cases.
-    """
+    """A pool on CPU ranks, with the groups of earlier cases' pools of the same members."""
     key = (world_size, cp, config.pool_size)
-    mesh = init_device_mesh("cpu", (world_size // cp, cp), mesh_dim_names=("dp", "cp"))
-    pool = libra.SequencePool(mesh, config, groups=_groups.get(key))
+    pool = libra.SequencePool(make_mesh(world_size, cp), config, groups=_groups.get(key))
     _groups[key] = pool.groups
     return pool
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from io import StringIO
 from pathlib import Path
 
@@ -162,3 +165,23 @@ def test_the_errors_of_ranks_are_told_apart_from_the_rest_of_the_log(
     assert "[rank1]: ValueError: no such luck" in screen.getvalue()
     assert "Traceback" not in screen.getvalue()
     assert "at length" not in screen.getvalue()
+
+
+def test_a_demo_that_is_told_to_end_takes_its_training_with_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    training = (
+        f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\n"
+        """print('{"event": "start"}', flush=True)\ntime.sleep(60)"""
+    )
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom libra import demo\n"
+        f"demo.training_command = lambda config: [sys.executable, '-c', {training!r}]\n"
+        f"demo.run_demo(demo.DemoConfig(out=Path({str(tmp_path)!r})))"
+    )
+    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    while not (pid_file.exists() and pid_file.read_text()):
+        time.sleep(0.05)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
