@@ -38,7 +38,21 @@ from tests.distributed import rank_process
 from tests.distributed.outcomes import Lost, Outcome, Raised, RankError, settle
 
 START_SECONDS = 120.0
-PRELOAD = ["torch", "torch.distributed", "torch.testing", "numba", "pytest", "hypothesis"]
+# What every rank would import anyway; torch._dynamo alone, which the first operator call wants,
+# takes seconds.
+PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch.testing",
+    "torch._dynamo",
+    "numba",
+    "pytest",
+    "hypothesis",
+    "libra.runtime.pool",
+    "libra.runtime.kernels.cpu",
+    "libra.plan.paper",
+    "libra.plan.surplus",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,8 @@ class Layout:
                     f"{len(self._planned)}"
                 )
             (heads,) = self._planned
-        return self.start_planning(heads).result().plan
+        with self._watch("planning"):
+            return self.start_planning(heads).result().plan
 
     def attend(
         self,

@@ -128,12 +128,21 @@ class Planner:
         facts = {}
         try:
             plan = PoolPlan.from_buffer(buffer, self._config, heads) if plan is None else plan
+            self._check(plan, cu_seqlens, tokens)
             facts = {"plan": f"{plan.digest():x}"}
-        except ValueError as error:  # a foreign or damaged buffer
+        except ValueError as error:  # a foreign or damaged buffer, or another layout's plan
             problem = str(error)
         agree(self._group, "plan received", problem, facts, self._leaving)
         assert plan is not None
         return Planned(plan, worker_route(plan, self._worker))
+
+    def _check(self, plan: PoolPlan, cu_seqlens: tuple[IntArray, ...], tokens: int) -> None:
+        wanted = (tokens, self._cp_size, lengths_digest(cu_seqlens))
+        if (plan.tokens, plan.cp_size, lengths_digest(plan.cu_seqlens)) != wanted:
+            raise ValueError(
+                f"the plan is for another layout: {plan.tokens} tokens at CP {plan.cp_size}, not "
+                f"{tokens} at CP {self._cp_size}, or other sample lengths"
+            )
 
     def _broadcast(self, buffer: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
         size = torch.tensor([0 if buffer is None else len(buffer)])

@@ -1,0 +1,70 @@
+"""Planning ahead from global metadata and planning from gathered bounds lead to the same plan."""
+
+from __future__ import annotations
+
+import pytest
+
+import libra
+from tests.distributed.cases import make_pool
+from tests.distributed.ranks import RankPool
+from tests.distributed.refusals import tensors
+
+PACKS = [[[0, 16], [0, 5, 16]], [[0, 4, 9], [0, 16]], [[0, 8, 16], [0, 3, 16]]]
+"""Bounds of three microbatches of two packs; one ends in padding."""
+HEADS = libra.HeadShape(4, 2, 8, 8)
+CONFIG = libra.PoolConfig(pool_size=2, block_size=4, chunks=2)
+
+
+def digests(
+    rank: int, world_size: int, ahead: list[int], known: bool
+) -> tuple[list[bool], list[int]]:
+    """After prefetching the microbatches `ahead`, all three in turn: whether the layout was one
+    made ahead, and its plan's digest.
+    """
+    pool = make_pool(world_size, 1, CONFIG)
+    if known:
+        pool.remember(HEADS)
+    for microbatch in ahead:
+        pool.prefetch(PACKS[microbatch], tokens=16)
+    made_ahead = {id(layout) for layout in pool._ahead}
+    used, plans = [], []
+    for packs in PACKS:
+        with pool.layout(packs[rank], tokens=16) as layout:
+            libra.libra_attention(*tensors()).sum().backward()
+        used.append(id(layout) in made_ahead)
+        plans.append(layout.plan(HEADS).digest())
+    pool.close()
+    return used, plans
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_prefetched_plan_is_the_gathered_one(ranks2: RankPool, known: bool) -> None:
+    """Whether the head shape is known beforehand or told by the first call."""
+    ((_, gathered), other) = ranks2.run(digests, [], known)
+    assert other == ([False] * 3, gathered)
+    for used, plans in ranks2.run(digests, [0, 1, 2], known):
+        assert used == [True] * 3
+        assert plans == gathered
+
+
+def test_a_microbatch_that_is_left_out_does_not_matter(ranks2: RankPool) -> None:
+    ((_, gathered), _) = ranks2.run(digests, [], True)
+    for used, plans in ranks2.run(digests, [2, 1], True):
+        assert used == [False, True, False]
+        assert plans == gathered
+    for used, plans in ranks2.run(digests, [0, 2], True):
+        assert used == [True, False, True]
+        assert plans == gathered
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    "first, second",
+    [([0, 1, 2], [1, 0, 2]), ([0, 1, 2], []), ([0], [0, 1, 2]), ([0, 1], [0, 2])],
+)
+def test_ranks_that_prefetch_out_of_step_fall_back_to_gathering(
+    ranks2: RankPool, first: list[int], second: list[int], known: bool
+) -> None:
+    ((_, gathered), _) = ranks2.run(digests, [], known)
+    outcomes = ranks2.run_each(digests, [(first, known), (second, known)], timeout=20)
+    assert [plans for _, plans in outcomes] == [gathered, gathered]
