@@ -89,7 +89,7 @@ def compare(
 
 @functools.cache
 def make_mesh(world_size: int, cp: int) -> DeviceMesh:
-    """One mesh of a shape for all cases: a gloo group's threads wake up a hundred times a second."""
+    """One mesh of a shape for all cases: a gloo group's threads wake up 100 times a second."""
     return init_device_mesh("cpu", (world_size // cp, cp), mesh_dim_names=("dp", "cp"))
 
 

@@ -5,6 +5,7 @@ A refusal must be the same ValueError on every rank, and leave the pool usable.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import libra
 from libra.plan.plan import plan_pool
@@ -55,6 +56,13 @@ def tensors(
         return made.requires_grad_() if dtype.is_floating_point else made
 
     return make(q, dim), make(kv, dim), make(kv, value_dim)
+
+
+@functools.cache
+def flat_mesh(world_size: int, names: tuple[str, ...]) -> DeviceMesh:
+    """One mesh for all cases, with all ranks along the last of its dimensions."""
+    shape = (1,) * (len(names) - 1) + (world_size,)
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
 def told_on_rank(wrong: Callable[[], Any]) -> str:
@@ -122,16 +130,15 @@ def refused_layout(
 def refused_pool(
     rank: int, world_size: int, config: dict[str, Any], names: tuple[str, ...], options: Any
 ) -> Refusal:
-    """A pool on a one-dimensional mesh, or on (1, world size) where there are two names."""
-    shape = (world_size,) if len(names) == 1 else (1, world_size)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    """A pool on a mesh with these dimensions."""
+    mesh = flat_mesh(world_size, names)
     text = told_on_rank(lambda: libra.SequencePool(mesh, CONFIG.replace(**config), **options))
     return _finish(make_pool(world_size, 1, CONFIG), text)
 
 
 def refused_kernel(rank: int, world_size: int) -> Refusal:
     """The last rank has no kernel for its device."""
-    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp",))
+    mesh = flat_mesh(world_size, ("dp",))
     usual = make_pool(world_size, 1, CONFIG)
     kernel = "flash3" if rank == world_size - 1 else None
     pool = libra.SequencePool(mesh, CONFIG, kernel=kernel, groups=usual.groups)
