@@ -33,9 +33,9 @@ import libra
 class Args:
     """What to measure."""
 
-    lengths: Path
+    lengths: Path = Path(__file__).parent.parent / "tests" / "data" / "lengths-code.npy"
     """Sample lengths in tokens, .npy; samples longer than `tokens` are dropped."""
-    tokens: int = 16384
+    tokens: int = 8192
     """L, tokens of one pack."""
     cp: int = 1
     """Context-parallel ranks of one pack."""
@@ -43,7 +43,7 @@ class Args:
     """Packs of one optimizer step."""
     windows: int = 2
     """Optimizer steps to run."""
-    heads: int = 8
+    heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
     dtype: str = "float32"
