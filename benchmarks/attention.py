@@ -1,8 +1,7 @@
 """Straggler time of one attention layer, Ulysses against Libra, on the same windows of real
 lengths.
 
-    torchrun --standalone --nproc-per-node 2 benchmarks/attention.py --lengths
-    tests/data/lengths-code.npy
+    torchrun --standalone --nproc-per-node 2 benchmarks/attention.py
 
 Every GA step runs forward and backward of both schemes in turn (the order alternates), each behind
 a barrier; the step's time is its slowest rank's.  Beside the measured speedup stands the one that
