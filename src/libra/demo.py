@@ -92,7 +92,10 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> int:
     """
     check_demo(config)
     console = Console() if console is None else console
-    config.out.mkdir(parents=True, exist_ok=True)
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {config.out} cannot be made: {error.strerror}") from error
     log = config.out / "train.log"
     started = time.perf_counter()
     console.print(

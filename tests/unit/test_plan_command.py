@@ -289,3 +289,13 @@ def test_bytes_and_seconds_read_well() -> None:
         "1.5 s",
         "1,234 s",
     ]
+
+
+def test_an_output_never_overwrites_the_lengths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("100 200 300\n")
+    assert main(["plan", str(lengths), "--json", str(lengths)]) == 2
+    assert "must be different files" in capsys.readouterr().err
+    assert lengths.read_text() == "100 200 300\n"

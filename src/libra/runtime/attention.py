@@ -46,8 +46,8 @@ def libra_attention(
     with or without work.  Raises ValueError on every rank for inputs that don't fit, RuntimeError
     outside a layout.
     """
-    serial = 0 if layout is None else layout.serial
-    problem = _find_problem(q, k, v, causal)
+    serial = layout.serial if isinstance(layout, Layout) else 0
+    problem = _find_problem(q, k, v, causal, layout)
     if problem is not None:
         find_layout(serial).refuse(problem)
     if torch.is_autocast_enabled(q.device.type):
@@ -58,8 +58,13 @@ def libra_attention(
     return out  # type: ignore[no-any-return]
 
 
-def _find_problem(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str | None:
+def _find_problem(q: object, k: object, v: object, causal: bool, layout: object) -> str | None:
     """What the operator could not tell, since it would not be reached."""
+    if layout is not None and not isinstance(layout, Layout):
+        return f"layout is {layout!r}; pass what SequencePool.layout returns, or None"
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        kinds = ", ".join(type(tensor).__name__ for tensor in (q, k, v))
+        return f"q, k and v must be torch tensors; got {kinds}"
     if not causal:
         return (
             "causal=False: Libra balances causal attention only; use another kernel for this layer"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -96,6 +97,8 @@ def make_groups(
     take part, which torch gets right only if they have made equally many groups before.  Raises
     RuntimeError where they haven't.
     """
+    if timeout is None:
+        timeout = _job_timeout(device_type)
     everyone = sum(map(len, membership.pools)) == dist.get_world_size()
     if not everyone:
         _check_equal_history(membership.ranks)
@@ -121,6 +124,19 @@ def make_groups(
         agreement=group("gloo"),
         planner=group("gloo"),
     )
+
+
+def _job_timeout(device_type: str) -> timedelta | None:
+    """The timeout that the job gave its default group, which new groups don't take over."""
+    world = dist.group.WORLD
+    if world is None:
+        return None
+    try:
+        backend = world._get_backend(torch.device(device_type))
+    except RuntimeError:  # the default group has no backend for this device
+        return None
+    options = getattr(backend, "options", None)  # thread-based test groups have none
+    return getattr(options, "_timeout", None)
 
 
 def _made(group: object) -> dist.ProcessGroup:

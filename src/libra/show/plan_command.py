@@ -133,6 +133,13 @@ def _check(options: PlanOptions) -> None:
                 "--plot needs matplotlib, which is not installed; install the extra `plot`: "
                 "pip install 'libra-attention[plot]'"
             )
+    named = [options.lengths, options.json, options.trace, options.plot]
+    files = [path.resolve() for path in named if path is not None]
+    if len(set(files)) < len(files):
+        raise ValueError(
+            "LENGTHS, --json, --trace and --plot must be different files; got "
+            + ", ".join(map(str, (path for path in named if path is not None)))
+        )
     for name in ("json", "trace", "plot"):
         path = getattr(options, name)
         if path is not None and path.is_dir():

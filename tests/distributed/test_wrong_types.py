@@ -1,0 +1,52 @@
+"""Arguments of the wrong kind on one rank are refused on all, and the pool stays usable."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import libra
+from libra.runtime.membership import _job_timeout
+from tests.distributed.cases import make_pool
+from tests.distributed.ranks import RankPool
+
+CONFIG = libra.PoolConfig(pool_size=2, block_size=8, chunks=1)
+
+
+def wrong_on_the_last_rank(rank: int, world_size: int, wrong: str) -> str:
+    pool = make_pool(world_size, 1, CONFIG)
+    q = torch.randn(16, 2, 4)
+    with pool.layout([0, 16]):
+        bad = rank == world_size - 1
+        given = q.numpy() if bad and wrong == "array" else None if bad and wrong == "none" else q
+        layout = "x" if bad and wrong == "layout" else None
+        with pytest.raises(ValueError) as told:
+            libra.libra_attention(given, q, q, layout=layout)  # type: ignore[arg-type]
+        assert libra.libra_attention(q, q, q).shape == q.shape
+    pool.close()
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    "wrong, named", [("none", "NoneType"), ("array", "ndarray"), ("layout", "layout is 'x'")]
+)
+def test_a_wrong_kind_of_argument_is_refused_everywhere(
+    ranks2: RankPool, wrong: str, named: str
+) -> None:
+    first, second = ranks2.run(wrong_on_the_last_rank, wrong)
+    assert first == second
+    assert named in first
+
+
+def test_groups_take_over_the_timeout_of_the_job() -> None:
+    assert not dist.is_initialized()
+    dist.init_process_group(
+        "gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=8)
+    )
+    try:
+        assert _job_timeout("cpu") == timedelta(seconds=8)
+    finally:
+        dist.destroy_process_group()
