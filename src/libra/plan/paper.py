@@ -8,8 +8,6 @@ holds nor was given before, and Q and O where it is not the Q-home.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -77,11 +75,7 @@ def _kv_units(heads: HeadShape, head_shards: int) -> tuple[IntArray, IntArray, i
     return first, last - first + 1, heads.kv, 1
 
 
-def _jit(function: Any) -> Any:
-    return numba.njit(cache=True)(function)
-
-
-@_jit
+@numba.njit(cache=True)
 def _greedy(
     order: IntArray,
     cost: IntArray,

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import Any
 
 import numba
 import numpy as np
@@ -79,16 +78,12 @@ def row_step(tokens: int) -> int:
     return 1 << min(7, max(0, (tokens // 1024).bit_length() - 1))
 
 
-def _jit(function: Any) -> Any:
-    return numba.njit(cache=True)(function)
-
-
-@_jit
+@numba.njit(cache=True)
 def _pairs(stop: int) -> int:
     return stop * (stop + 1) // 2
 
 
-@_jit
+@numba.njit(cache=True)
 def _row_below(pairs: float) -> int:
     """Largest row r with r (r + 1) / 2 <= pairs."""
     row = int((math.sqrt(8.0 * max(pairs, 0.0) + 1.0) - 1.0) / 2.0)
@@ -97,7 +92,7 @@ def _row_below(pairs: float) -> int:
     return row
 
 
-@_jit
+@numba.njit(cache=True)
 def _move_surplus(
     worker: IntArray,
     sample: IntArray,

@@ -7,13 +7,13 @@ group.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
+from libra.plan.wire import fingerprint
 from libra.runtime.loss import finish
 
 _TEXT_BYTES = 1024
@@ -34,7 +34,7 @@ def agree(
     Facts are compared by their text.  BrokenGroupError if a rank is lost, or once `leaving` is set.
     """
     stated = _state(where, facts)
-    word = int.from_bytes(hashlib.blake2b(stated.encode(), digest_size=8).digest(), "little") >> 1
+    word = fingerprint(stated.encode())
     extremes = torch.tensor([problem is not None, word, -word], dtype=torch.int64)
     work = dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group, async_op=True)
     finish(work, group, leaving)
@@ -55,9 +55,9 @@ def agree_at_store(ranks: Sequence[int], facts: Mapping[str, object]) -> None:
     """
     store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
     stated = _state("", facts)
-    place = f"libra/start/{hashlib.blake2b(repr(list(ranks)).encode()).hexdigest()[:16]}"
+    place = f"libra/start/{fingerprint(repr(list(ranks)).encode()):x}"
     place += f"/{store.add(f'{place}/turns/{rank}', 1)}"
-    ballot = f"{place}/votes/{hashlib.blake2b(stated.encode()).hexdigest()[:16]}"
+    ballot = f"{place}/votes/{fingerprint(stated.encode()):x}"
     store.set(f"{place}/stated/{rank}", stated)
     store.add(ballot, 1)
     if store.add(f"{place}/count", 1) == len(ranks):

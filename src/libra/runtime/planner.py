@@ -8,7 +8,6 @@ broadcasts line up.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from libra.config import HeadShape, PoolConfig
 from libra.plan.plan import PoolPlan, plan_pool
 from libra.plan.route import Route, worker_route
+from libra.plan.wire import fingerprint
 from libra.runtime.agreement import agree
 from libra.runtime.loss import finish
 
@@ -182,8 +182,5 @@ def _leave(planner: weakref.ref[Planner]) -> None:
 
 def lengths_digest(cu_seqlens: Sequence[IntArray]) -> int:
     """63-bit fingerprint of a pool's sample bounds."""
-    hashed = hashlib.blake2b(digest_size=8)
-    for cu in cu_seqlens:
-        hashed.update(len(cu).to_bytes(8, "little"))
-        hashed.update(np.ascontiguousarray(cu, dtype=np.int64).tobytes())
-    return int.from_bytes(hashed.digest(), "little") >> 1
+    counts = np.array([len(cu) for cu in cu_seqlens], dtype=np.int64)
+    return fingerprint(np.concatenate([counts, *cu_seqlens], dtype=np.int64).tobytes())
