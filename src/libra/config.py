@@ -7,11 +7,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 Placement = Literal["surplus", "paper", "ulysses"]
 ShardLayout = Literal["contiguous", "zigzag"]
 BackwardMode = Literal["retain", "refetch"]
+Speeds = Literal["equal", "measured"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +58,29 @@ class PoolConfig:
     them again.
     """
 
+    traffic_limit: float = 2.0
+    """Most bytes a worker sends, and receives, in one pass, in multiples of its own q, k, v and
+    out.  Work that would pass it stays at home (`surplus` only); `inf` lifts it.
+    """
+
+    memory_limit: float = 2.0
+    """Most bytes of other workers' q, k, v and out that a worker holds while a layer runs, in
+    multiples of its own.  Work that would pass it stays at home (`surplus` only); `inf` lifts it.
+    """
+
+    ranks_per_node: int = 8
+    """Neighbouring workers of the pool that share a node, worker 0 the first of its own: 8 GPUs, or
+    1 where tensor parallelism fills a node.  They take each other's surplus before those of other
+    nodes do (`surplus` only).
+    """
+
+    speeds: Speeds = "equal"
+    """`measured`: a worker's target follows the speed of its kernels, measured as training runs
+    (`surplus` only).
+    """
+
     def __post_init__(self) -> None:
-        for name in ("pool_size", "block_size", "head_shards", "chunks"):
+        for name in ("pool_size", "block_size", "head_shards", "chunks", "ranks_per_node"):
             _positive("PoolConfig", name, getattr(self, name))
         if not (_is_finite(self.tolerance) and self.tolerance >= 0):
             raise ValueError(
@@ -66,9 +88,21 @@ class PoolConfig:
             )
         # One spelling of one value: 0, 0.0 and a numpy float make the same plan fingerprint.
         object.__setattr__(self, "tolerance", float(self.tolerance))
+        for name in ("traffic_limit", "memory_limit"):
+            value = getattr(self, name)
+            if not (_is_number(value) and value >= 0):
+                raise ValueError(
+                    f"PoolConfig.{name} is {value!r}; it must be a number >= 0, inf for no limit"
+                )
+            object.__setattr__(self, name, float(value))
         _one_of("placement", self.placement, ("surplus", "paper", "ulysses"))
         _one_of("shard_layout", self.shard_layout, ("contiguous", "zigzag"))
         _one_of("backward", self.backward, ("retain", "refetch"))
+        _one_of("speeds", self.speeds, ("equal", "measured"))
+        if self.speeds == "measured" and self.placement != "surplus":
+            raise ValueError(
+                f"speeds='measured' needs placement='surplus'; placement is {self.placement!r}"
+            )
         if self.placement == "ulysses" and self.pool_size != 1:
             raise ValueError(
                 "placement='ulysses' stays inside one CP group, but pool_size is "
@@ -81,7 +115,11 @@ class PoolConfig:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+    return _is_number(value) and math.isfinite(value)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, float | int) and not isinstance(value, bool)
 
 
 def _positive(owner: str, name: str, value: object) -> None:

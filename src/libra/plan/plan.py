@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from libra.config import HeadShape, PoolConfig
 from libra.plan.geometry import Geometry, pool_geometry
 from libra.plan.lanes import cut_lanes
+from libra.plan.limits import within_limits
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.ulysses import check_ulysses, place_ulysses
 from libra.workload import check_count, check_cu_seqlens
@@ -24,15 +25,17 @@ def plan_pool(
     config: PoolConfig,
     heads: HeadShape,
     tokens: int | None = None,
+    speeds: ArrayLike | None = None,
 ) -> PoolPlan:
     """Plan the attention of one pool: which worker computes which tile, and what travels.
 
     `cu_seqlens_per_pack` holds one int array a pack, [samples + 1] from 0; `tokens` is L where
-    packs end in padding (None: all packs end at the same token).  Pure and deterministic: the same
-    arguments give the same plan everywhere.
+    packs end in padding (None: all packs end at the same token).  `speeds` holds a positive number
+    a worker, [P * CP], by which its target scales; only their ratios count, to a thousandth of the
+    mean.  Pure and deterministic: the same arguments give the same plan everywhere.
 
-    Raises ValueError for lengths that don't fit, heads that don't divide by H and M, or a pool of
-    other than P packs.
+    Raises ValueError for lengths that don't fit, heads that don't divide by H and M, a pool of
+    other than P packs, or speeds that are not one a worker, finite and > 0.
     """
     if len(cu_seqlens_per_pack) != config.pool_size:
         raise ValueError(
@@ -47,14 +50,17 @@ def plan_pool(
     shards = head_shards(config, cp_size)
     cut_lanes(heads, shards, config.chunks)  # refuses heads that don't divide, before any work
     bounds = tuple(check_cu_seqlens(cu, tokens=tokens) for cu in cu_seqlens_per_pack)
+    relative = None if speeds is None else _relative(speeds, config, len(bounds) * cp_size)
     length = int(bounds[0][-1]) if tokens is None else tokens
-    geometry = pool_geometry(
-        bounds,
-        cp_size=cp_size,
-        block_size=length if config.placement == "ulysses" else config.block_size,
-        layout=config.shard_layout,
-        tokens=tokens,
-    )
+
+    def blocks_of(block_size: int) -> Geometry:
+        return pool_geometry(
+            bounds,
+            cp_size=cp_size,
+            block_size=block_size,
+            layout=config.shard_layout,
+            tokens=tokens,
+        )
 
     def plan(geometry: Geometry, shards: int, assignment: NDArray[np.int32]) -> PoolPlan:
         made = PoolPlan(
@@ -66,27 +72,55 @@ def plan_pool(
             cuts=geometry.block_start,
             shards=shards,
             assignment=assignment,
+            speeds=relative,
         )
         made.__dict__["geometry"] = geometry  # spare the cached property the work
         return made
 
     if config.placement == "ulysses":
+        geometry = blocks_of(length)
         return plan(geometry, shards, place_ulysses(geometry))
     # numba costs half a second to import: only where a plan is made
     from libra.plan.paper import place_paper
     from libra.plan.surplus import column_count, place_surplus
 
-    if config.placement == "paper":
+    def greedy() -> PoolPlan:
+        geometry = blocks_of(config.block_size)
         return plan(geometry, shards, place_paper(geometry, heads, shards, config.tolerance))
+
+    if config.placement == "paper":
+        return greedy()
     columns = column_count(heads, shards, config.chunks)
-    cut, assignment = place_surplus(geometry, heads, columns, config.tolerance)
+    cut, assignment = place_surplus(blocks_of(length), heads, columns, config, relative)
     best = plan(cut, columns, assignment)
-    if best.imbalance > config.tolerance:  # too few rows to cut finer: whole tiles may fit better
-        greedy = plan(geometry, shards, place_paper(geometry, heads, shards, config.tolerance))
-        best = min(best, greedy, key=lambda made: made.imbalance)
+    if best.imbalance > config.tolerance and relative is None:
+        whole = greedy()  # too few rows to cut finer: whole tiles may fit better
+        if whole.imbalance < best.imbalance and within_limits(whole):
+            return whole
     return best
 
 
 def head_shards(config: PoolConfig, cp_size: int) -> int:
     """H in force: Ulysses always has one shard a CP rank."""
     return cp_size if config.placement == "ulysses" else config.head_shards
+
+
+def _relative(speeds: ArrayLike, config: PoolConfig, workers: int) -> NDArray[np.int64]:
+    """Speeds in thousandths of their mean, at least 1; int64 [workers]."""
+    if config.placement != "surplus":
+        raise ValueError(
+            f"speeds need placement='surplus'; PoolConfig.placement is {config.placement!r}"
+        )
+    try:
+        given = np.asarray(speeds, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"speeds must be numbers: {error}") from error
+    if given.shape != (workers,):
+        raise ValueError(
+            f"speeds have shape {given.shape}; give one number a worker, shape ({workers},)"
+        )
+    wrong = np.flatnonzero(~(np.isfinite(given) & (given > 0)))
+    if len(wrong):
+        raise ValueError(f"speeds[{wrong[0]}] is {given[wrong[0]]}; it must be finite and > 0")
+    relative: NDArray[np.int64] = np.rint(1000 * given / given.mean()).astype(np.int64)
+    return np.maximum(relative, 1)

@@ -27,6 +27,7 @@ from libra.plan.route import Route, worker_route
 from libra.plan.wire import fingerprint
 from libra.runtime.agreement import agree
 from libra.runtime.loss import finish
+from libra.runtime.speed import SpeedMeter, relative_speeds
 
 IntArray = NDArray[np.int64]
 
@@ -48,8 +49,14 @@ class Planner:
     """This rank's planner thread."""
 
     def __init__(
-        self, group: dist.ProcessGroup, worker: int, cp_size: int, config: PoolConfig
+        self,
+        group: dist.ProcessGroup,
+        worker: int,
+        cp_size: int,
+        config: PoolConfig,
+        meter: SpeedMeter | None = None,
     ) -> None:
+        self._meter = meter
         self._group = group
         self._worker = worker
         self._cp_size = cp_size
@@ -111,6 +118,7 @@ class Planner:
             },
             self._leaving,
         )
+        speeds = None if self._meter is None else relative_speeds(self._readings(self._meter))
         plan, problem = None, None
         if self._worker == 0:
             try:
@@ -120,6 +128,7 @@ class Planner:
                     config=self._config,
                     heads=heads,
                     tokens=tokens,
+                    speeds=speeds,
                 )
             except Exception as error:  # whatever it is, the others must hear of it
                 problem = str(error) or type(error).__name__
@@ -143,6 +152,13 @@ class Planner:
                 f"the plan is for another layout: {plan.tokens} tokens at CP {plan.cp_size}, not "
                 f"{tokens} at CP {self._cp_size}, or other sample lengths"
             )
+
+    def _readings(self, meter: SpeedMeter) -> IntArray:
+        """Every worker's measured speed, int64 [workers]."""
+        mine = torch.tensor([meter.reading])
+        every = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._group))]
+        self._finish(dist.all_gather(every, mine, group=self._group, async_op=True))
+        return torch.cat(every).numpy()
 
     def _broadcast(self, buffer: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
         size = torch.tensor([0 if buffer is None else len(buffer)])

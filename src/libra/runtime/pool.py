@@ -20,6 +20,7 @@ from libra.runtime.layout import Layout
 from libra.runtime.loss import finish, naming_lost_ranks
 from libra.runtime.membership import Groups, find_membership, make_groups
 from libra.runtime.planner import Planner
+from libra.runtime.speed import MeasuredKernel, SpeedMeter
 from libra.shards import local_positions
 from libra.workload import check_cu_seqlens
 
@@ -59,8 +60,13 @@ class SequencePool:
         )
         self.membership = find_membership(mesh, config.pool_size, dp, cp)
         self.groups = groups or make_groups(self.membership, mesh.device_type, timeout)
+        self._meter = SpeedMeter() if config.speeds == "measured" else None
         self.planner = Planner(
-            self.groups.planner, self.membership.worker, self.membership.cp_size, config
+            self.groups.planner,
+            self.membership.worker,
+            self.membership.cp_size,
+            config,
+            self._meter,
         )
         self._heads = [] if heads is None else [heads]
         self._kernel_name = kernel
@@ -145,7 +151,10 @@ class SequencePool:
     def kernel(self, device: torch.device) -> Kernel:
         """The attention kernel for a device."""
         if device not in self._kernels:
-            self._kernels[device] = kernel_for(device, self._kernel_name)
+            kernel = kernel_for(device, self._kernel_name)
+            if self._meter is not None:
+                kernel = MeasuredKernel(kernel, self._meter)
+            self._kernels[device] = kernel
         return self._kernels[device]
 
     def _make(self, bounds: Sequence[IntArray], tokens: int) -> Layout:

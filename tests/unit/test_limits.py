@@ -1,0 +1,189 @@
+"""Limits hold whatever the lengths; where they cannot bind they change nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import libra
+from libra.config import HeadShape, PoolConfig
+from libra.plan.limits import own_bytes, within_limits
+from libra.plan.plan import PoolPlan, plan_pool
+from libra.plan.tally import pool_tally
+from tests.pools import SmallPool, small_pools
+
+LENGTHS = Path(__file__).parents[1] / "data" / "lengths-code.npy"
+HEADS = HeadShape(q=128, kv=16, dim=256)
+TOKENS = 262_144
+CP = 8
+
+
+def sent_received_held(plan: PoolPlan) -> tuple[float, float, float]:
+    """Of the worker with the most, in multiples of a worker's own q, k, v and out."""
+    own = own_bytes(int(plan.geometry.rows.max()), plan.heads)
+    moved = plan.traffic.sum(axis=0)
+    held = pool_tally(plan).extra_memory
+    return moved.sum(axis=1).max() / own, moved.sum(axis=0).max() / own, held.max() / own
+
+
+def at_home(pool: SmallPool) -> PoolPlan:
+    """The pool with a limit that lets nothing move but K and V inside CP groups."""
+    config = pool.config.replace(traffic_limit=0.0, memory_limit=0.0)
+    return SmallPool(
+        packs=pool.packs,
+        tokens=pool.tokens,
+        cp_size=pool.cp_size,
+        config=config,
+        heads=pool.heads,
+    ).plan()
+
+
+@given(
+    pool=small_pools(placements=("surplus",)),
+    traffic=st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.0, 2.0]),
+    memory=st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.0, 2.0]),
+)
+def test_no_worker_passes_a_limit_that_its_own_rows_keep(
+    pool: SmallPool, traffic: float, memory: float
+) -> None:
+    sent, received, held = sent_received_held(at_home(pool))
+    config = pool.config.replace(traffic_limit=traffic, memory_limit=memory)
+    plan = plan_pool(
+        pool.packs, cp_size=pool.cp_size, config=config, heads=pool.heads, tokens=pool.tokens
+    )
+    now = sent_received_held(plan)
+    assert now[0] <= max(traffic, sent)
+    assert now[1] <= max(traffic, received)
+    assert now[2] <= max(memory, held)
+
+
+@given(pool=small_pools(placements=("surplus",)))
+def test_with_limits_of_nothing_every_worker_computes_its_own_rows(pool: SmallPool) -> None:
+    plan = at_home(pool)
+    assert np.array_equal(plan.load, plan.home_load)
+
+
+@given(pool=small_pools(placements=("surplus",)))
+def test_a_limit_that_the_free_plan_keeps_hardly_changes_the_balance(pool: SmallPool) -> None:
+    free = pool.config.replace(traffic_limit=math.inf, memory_limit=math.inf)
+    plan = plan_pool(
+        pool.packs, cp_size=pool.cp_size, config=free, heads=pool.heads, tokens=pool.tokens
+    )
+    assume(plan.imbalance <= free.tolerance)
+    generous = free.replace(traffic_limit=99.0, memory_limit=99.0)
+    again = plan_pool(
+        pool.packs, cp_size=pool.cp_size, config=generous, heads=pool.heads, tokens=pool.tokens
+    )
+    assert np.array_equal(again.assignment, plan.assignment)
+
+
+@pytest.fixture(scope="module")
+def real_pool() -> list[np.ndarray]:
+    """The first pool of the first window of real lengths."""
+    lengths = np.load(LENGTHS)
+    packs = libra.pack_sequential(lengths[lengths <= TOKENS], TOKENS)
+    first = libra.place_packs(packs.workloads[:128], 8)[0]
+    return [packs.cu_seqlens(int(pack)) for pack in first]
+
+
+@pytest.mark.parametrize("limit", [0.8, 0.7])
+def test_real_lengths_keep_a_tight_limit_and_lose_balance(
+    real_pool: list[np.ndarray], limit: float
+) -> None:
+    def planned(traffic_limit: float) -> PoolPlan:
+        config = PoolConfig(traffic_limit=traffic_limit)
+        return plan_pool(real_pool, cp_size=CP, config=config, heads=HEADS)
+
+    least = sent_received_held(planned(0.0))
+    sent, received, _ = sent_received_held(planned(limit))
+    assert sent <= max(limit, least[0]) and received <= max(limit, least[1])
+    assert planned(limit).imbalance > 0.03
+    assert planned(1.0).imbalance <= 0.03
+
+
+def test_the_default_limits_cost_real_lengths_nothing(real_pool: list[np.ndarray]) -> None:
+    free = PoolConfig(traffic_limit=math.inf, memory_limit=math.inf)
+    plans = [
+        plan_pool(real_pool, cp_size=CP, config=config, heads=HEADS)
+        for config in (PoolConfig(), free)
+    ]
+    assert np.array_equal(plans[0].assignment, plans[1].assignment)
+    assert within_limits(plans[0])
+
+
+def test_neighbours_on_a_node_take_each_others_surplus() -> None:
+    """Two nodes of two packs, one heavy and one light each: nothing has to cross."""
+    heavy, light = [0, 4096], list(range(0, 4097, 64))
+
+    def far(ranks_per_node: int) -> int:
+        config = PoolConfig(pool_size=4, ranks_per_node=ranks_per_node)
+        heads = HeadShape(q=8, kv=8, dim=16)
+        plan = plan_pool([heavy, light, light, heavy], cp_size=2, config=config, heads=heads)
+        assert plan.imbalance <= 0.03
+        node = np.arange(plan.workers) // 4
+        return int(plan.traffic[:, node[:, None] != node].sum())
+
+    assert far(4) == 0 < far(8)
+
+
+def test_faster_workers_get_more_work(real_pool: list[np.ndarray]) -> None:
+    speeds = np.ones(64)
+    speeds[::4] = 0.5
+    plan = plan_pool(real_pool, cp_size=CP, config=PoolConfig(), heads=HEADS, speeds=speeds)
+    equal = plan_pool(real_pool, cp_size=CP, config=PoolConfig(), heads=HEADS)
+    assert plan.imbalance <= 0.031 < (equal.load / speeds).max() / plan.load.mean() - 1
+    assert plan.load[::4].max() <= 0.61 * plan.load.max()
+    seconds = plan.load / speeds
+    assert seconds.max() <= 1.031 * plan.load.sum() / speeds.sum()
+
+
+def test_speeds_count_by_their_ratios_and_equal_ones_change_nothing(
+    real_pool: list[np.ndarray],
+) -> None:
+    def assignment(speeds: object) -> list[int]:
+        plan = plan_pool(real_pool, cp_size=CP, config=PoolConfig(), heads=HEADS, speeds=speeds)
+        return plan.assignment.tolist()
+
+    uneven = np.linspace(0.8, 1.2, 64)
+    assert assignment(uneven) == assignment(7 * uneven)
+    assert assignment(np.full(64, 3)) == assignment(None)
+
+
+def test_a_plan_carries_its_speeds_to_the_other_ranks(real_pool: list[np.ndarray]) -> None:
+    speeds = np.linspace(0.8, 1.2, 64)
+    plan = plan_pool(real_pool, cp_size=CP, config=PoolConfig(), heads=HEADS, speeds=speeds)
+    copy = PoolPlan.from_buffer(plan.to_buffer(), plan.config, plan.heads)
+    assert copy.imbalance == plan.imbalance
+    assert copy.digest() == plan.digest()
+
+
+@pytest.mark.parametrize(
+    "speeds, message",
+    [
+        (np.ones(63), "give one number a worker, shape \\(64,\\)"),
+        (np.append(np.ones(63), 0), "speeds\\[63\\] is 0.0; it must be finite and > 0"),
+        (np.append(np.ones(63), math.nan), "speeds\\[63\\] is nan"),
+        (["fast"] * 64, "speeds must be numbers"),
+    ],
+)
+def test_speeds_that_are_none_are_refused(
+    real_pool: list[np.ndarray], speeds: object, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_pool(real_pool, cp_size=CP, config=PoolConfig(), heads=HEADS, speeds=speeds)
+
+
+def test_the_papers_placement_knows_no_speeds(real_pool: list[np.ndarray]) -> None:
+    with pytest.raises(ValueError, match="speeds need placement='surplus'"):
+        plan_pool(
+            real_pool,
+            cp_size=CP,
+            config=PoolConfig(placement="paper"),
+            heads=HEADS,
+            speeds=np.ones(64),
+        )
