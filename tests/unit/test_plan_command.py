@@ -15,10 +15,11 @@ from rich.console import Console
 
 from libra.cli import main
 from libra.config import HeadShape, PoolConfig
+from libra.plan.bound import traffic_bound
 from libra.plan.plan import plan_pool
-from libra.show.lengths_file import read_lengths
 from libra.show.plan_command import PlanOptions, run_plan
 from libra.show.units import byte_unit, show_bytes, show_seconds
+from libra.simulate.corpus import load_lengths
 
 CODE = Path(__file__).parents[1] / "data" / "lengths-code.npy"
 # Four packs of 64 tokens and a sample that fits none: two pools of two, CP 2.
@@ -89,6 +90,49 @@ def test_the_figures_are_those_of_the_planner(lengths: Path, tmp_path: Path) -> 
         assert workers["received"][kind] == moved.sum(axis=0).tolist()
     assert [p["placement"] for p in found["placements"]] == ["surplus", "paper", "ulysses"]
     assert found["placements"][0]["total_traffic"] == expected.traffic.sum()
+    for kind, moved in zip(("do", "q", "kv", "dq", "dkv"), expected.backward_traffic, strict=True):
+        assert found["backward_traffic"][kind] == moved.tolist()
+        assert workers["backward_sent"][kind] == moved.sum(axis=1).tolist()
+        assert workers["backward_received"][kind] == moved.sum(axis=0).tolist()
+        assert found["placements"][0]["backward_traffic"][kind] == moved.sum()
+    for word, moved in (("", expected.traffic), ("backward_", expected.backward_traffic)):
+        between = moved.sum(axis=0)
+        assert found["placements"][0][f"worst_{word}sent"] == between.sum(axis=1).max()
+        assert found["placements"][0][f"worst_{word}received"] == between.sum(axis=0).max()
+    bound = traffic_bound(expected)
+    assert found["bound"] == {"traffic": bound, "ratio": expected.traffic.sum() / bound}
+
+
+def test_the_summary_tells_bytes_of_both_passes_the_bound_and_the_modelled_times(
+    lengths: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert plan(lengths, f"--config.backward refetch --json {tmp_path / 'plan.json'}") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    found = json.loads((tmp_path / "plan.json").read_text())
+    placed, modelled = found["placements"][0], found["modelled"]
+    for word, total in (("forward", "total_traffic"), ("backward", "total_backward_traffic")):
+        worst = "worst_backward" if word == "backward" else "worst"
+        assert (
+            f"{word} {show_bytes(placed[total])}; the busiest worker sends "
+            f"{show_bytes(placed[f'{worst}_sent'])} and receives "
+            f"{show_bytes(placed[f'{worst}_received'])}"
+        ) in out
+        assert f"{word} {show_seconds(modelled[word]['makespan'])}: compute" in out
+    assert placed["total_backward_traffic"] > placed["total_traffic"]  # Q, K and V once more
+    assert (
+        f"a balance within 0.03 costs at least {show_bytes(found['bound']['traffic'])} forward; "
+        f"this plan moves {found['bound']['ratio']:.2f} times that"
+    ) in out
+
+
+def test_where_balance_may_cost_nothing_there_is_no_ratio(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    even, path = tmp_path / "even.txt", tmp_path / "plan.json"
+    even.write_text("32 " * 8)
+    assert plan(even, f"--json {path}") == 0
+    assert json.loads(path.read_text())["bound"] == {"traffic": 0, "ratio": None}
+    assert "a balance within 0.03 may cost no traffic" in capsys.readouterr().out
 
 
 def test_ulysses_shares_each_pack_evenly_over_its_replica(lengths: Path, tmp_path: Path) -> None:
@@ -170,7 +214,11 @@ def test_the_pool_of_real_lengths_has_its_known_figures(tmp_path: Path) -> None:
     assert placed["paper"]["total_traffic"] == pytest.approx(354.18e9, rel=1e-4)
     assert placed["surplus"]["imbalance"] <= 0.03 + 1e-9
     assert placed["surplus"]["total_traffic"] <= 45e9
-    assert found["modelled"]["makespan"] >= max(found["modelled"]["compute"])
+    assert placed["surplus"]["total_traffic"] == placed["surplus"]["total_backward_traffic"]
+    assert found["bound"]["ratio"] >= 1
+    for direction in ("forward", "backward"):
+        line = found["modelled"][direction]
+        assert line["makespan"] >= max(line["compute"])
 
 
 @pytest.mark.parametrize(
@@ -226,17 +274,17 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_planned(
         (b"  \n", "holds no sample length"),
         (b"1 2\n3, four", "line 2: 'four' is no integer"),
         (b"1 2.5", "line 1: '2.5' is no integer"),
-        (b"5 0 7", r"lengths\[1\] is 0; a sample has 1 to 2\^31 tokens"),
-        (b"1 -2", r"lengths\[1\] is -2"),
-        (bytes(range(256)), "neither .npy nor text"),
-        (b"\x93NUMPY\x01\x00cut short", "is no array of integers"),
+        (b"5 0 7", r"line 1: 0 is no length; a sample has 1 to 2\^31 tokens"),
+        (b"1 -2", "line 1: -2 is no length"),
+        (bytes(range(256)), "neither of a known binary format nor text"),
+        (b"\x93NUMPY\x01\x00cut short", "is no .npy array of integers"),
     ],
 )
 def test_files_that_hold_no_lengths_say_so(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "lengths"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        read_lengths(path)
+        load_lengths(path)
 
 
 @pytest.mark.parametrize(
@@ -245,22 +293,22 @@ def test_files_that_hold_no_lengths_say_so(tmp_path: Path, content: bytes, messa
         (np.array([1.0, 2.0]), "holds float64"),
         (np.ones((2, 2), dtype=np.int64), r"shape \(2, 2\)"),
         (np.array([True]), "holds bool"),
-        (np.array([1, "a"], dtype=object), "allow_pickle=False"),
-        (np.array([2**40]), r"lengths\[0\] is"),
+        (np.array([1, "a"], dtype=object), "holds Python objects"),
+        (np.array([2**40]), "row 0: 1099511627776 is no length"),
     ],
 )
 def test_arrays_that_hold_no_lengths_say_so(tmp_path: Path, array: Any, message: str) -> None:
     path = tmp_path / "lengths.npy"
     np.save(path, array, allow_pickle=True)
     with pytest.raises(ValueError, match=message):
-        read_lengths(path)
+        load_lengths(path)
 
 
 def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a folder"):
-        read_lengths(tmp_path)
+        load_lengths(tmp_path)
     with pytest.raises(ValueError, match="cannot be read: No such file"):
-        read_lengths(tmp_path / "missing.npy")
+        load_lengths(tmp_path / "missing.npy")
 
 
 def test_help_names_every_option_and_imports_neither_torch_nor_matplotlib() -> None:

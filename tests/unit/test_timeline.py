@@ -35,7 +35,8 @@ def tally(
     names = ("local_pairs", "pairs", "dispatched", "returned")
     rest = ("fetched_q", "fetched_kv", "remote_o", "segments", "launches")
     fields: dict[str, Any] = dict(zip(names, arrays, strict=True)) | dict.fromkeys(rest, nothing)
-    return PoolTally(**fields)
+    still = np.zeros_like(fields["dispatched"])
+    return PoolTally(**fields, backward_dispatched=still, backward_returned=still)
 
 
 def test_without_exchanges_a_worker_finishes_when_it_has_computed() -> None:
@@ -104,6 +105,66 @@ def test_flops_count_keys_and_values_of_their_own_width() -> None:
     wide = HeadShape(q=1, kv=1, dim=3, v_dim=1)
     line = pool_timeline(tally([1], [[0]], none, none), wide, MODEL)
     assert line.makespan == 2 * (3 + 1) / 4
+
+
+def test_backward_moves_its_own_bytes_and_computes_five_products_for_the_forwards_two() -> None:
+    forward = tally([4, 2], [[0], [4]], [[[0, 100], [0, 0]]], [[[0, 0], [50, 0]]])
+    counts = dataclasses.replace(
+        forward,
+        backward_dispatched=np.array([[[0, 50], [0, 0]]]),
+        backward_returned=np.array([[[0, 0], [90, 0]]]),
+    )
+    line = pool_timeline(counts, HEADS, MODEL, direction="backward")
+    assert line.local_end.tolist() == [10, 5]  # at 2.5 s a pair
+    assert line.dispatch_end.tolist() == [[6], [6]]
+    assert line.attend_start[1] == 6
+    assert line.attend_end[1] == 16
+    assert line.return_end.tolist() == [[26], [26]]
+
+
+def test_backward_flops_count_keys_three_times_and_values_twice() -> None:
+    none = np.zeros((1, 1, 1))
+    wide = HeadShape(q=1, kv=1, dim=3, v_dim=1)
+    line = pool_timeline(tally([1], [[0]], none, none), wide, MODEL, direction="backward")
+    assert line.makespan == 2 * (3 * 3 + 2 * 1) / 4
+
+
+def test_seconds_of_measured_kernels_take_the_place_of_the_rate() -> None:
+    counts = tally([5, 3], [[0], [4]], [[[0, 100], [0, 0]]], [[[0, 0], [50, 0]]])
+    seconds = np.array([2.0, 12.0]), np.array([[0.0], [3.0]])
+    line = pool_timeline(counts, HEADS, MODEL, attend=seconds)
+    assert line.local_end.tolist() == [2, 12]
+    assert line.attend_start[1] == 12
+    assert line.attend_end[1] == 15
+    assert line.compute.tolist() == [2, 15]
+
+
+@pytest.mark.parametrize(
+    "local, chunks, message",
+    [
+        ([0.0], [[0.0]], r"shapes \(1,\) and \(1, 1\); this pool needs"),
+        ([0.0, 0.0], [0.0, 0.0], r"\[2, 1\]"),
+        ([0.0, -1.0], [[0.0], [0.0]], "negative or not finite"),
+        ([0.0, 0.0], [[0.0], [float("nan")]], "negative or not finite"),
+    ],
+)
+def test_seconds_of_another_pool_or_none_at_all_are_refused(
+    local: ArrayLike, chunks: ArrayLike, message: str
+) -> None:
+    none = np.zeros((1, 2, 2))
+    with pytest.raises(ValueError, match=message):
+        pool_timeline(
+            tally([0, 0], [[0], [0]], none, none),
+            HEADS,
+            MODEL,
+            attend=(np.array(local), np.array(chunks)),
+        )
+
+
+def test_another_direction_is_refused() -> None:
+    none: Any = np.zeros((1, 1, 1))
+    with pytest.raises(ValueError, match="direction is 'sideways'"):
+        pool_timeline(tally([0], [[0]], none, none), HEADS, MODEL, direction="sideways")  # type: ignore[arg-type]
 
 
 def starts_and_ends(line: Timeline) -> np.ndarray:

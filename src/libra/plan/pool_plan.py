@@ -39,6 +39,8 @@ class PoolPlan:
     """Head shards of a block, H in force."""
     assignment: NDArray[np.int32]
     """Worker of each tile, [blocks * H]."""
+    speeds: IntArray | None = None
+    """Speed of each worker in thousandths of their mean, [workers]; None where all are equal."""
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -91,8 +93,11 @@ class PoolPlan:
 
     @property
     def imbalance(self) -> float:
-        """max/mean - 1 of `load`; 0 for a pool of padding only."""
-        return float(self.load.max() / self.load.mean() - 1) if self.load.any() else 0.0
+        """max/mean - 1 of `load`, each over its worker's speed; 0 for a pool of padding only."""
+        if not self.load.any():
+            return 0.0
+        speeds = np.ones(self.workers) if self.speeds is None else self.speeds
+        return float((self.load / speeds).max() / (self.load.sum() / speeds.sum()) - 1)
 
     @cached_property
     def traffic(self) -> IntArray:
@@ -118,6 +123,15 @@ class PoolPlan:
         return traffic
 
     @property
+    def backward_traffic(self) -> IntArray:
+        """Backward bytes from worker i to worker j: int64 [5, workers, workers] for dO, Q and K
+        with V where they are fetched again, dQ, and dK with dV.
+        """
+        q, kv, o = self.traffic
+        again = self.config.backward == "refetch"
+        return np.stack([o.T, again * q, again * kv, q.T, kv.T])
+
+    @property
     def bytes_q(self) -> int:
         """Query bytes that travel in a forward pass, all workers."""
         return int(self.traffic[0].sum())
@@ -140,7 +154,8 @@ class PoolPlan:
         """The plan as one flat buffer, uint8; `from_buffer` restores it."""
         settings = _settings(self.config, self.heads)
         header = np.array([settings, self.tokens, self.cp_size, self.shards], dtype=np.int64)
-        return pack([header, self.assignment, self.cuts, *self.cu_seqlens])
+        speeds = np.empty(0, dtype=np.int64) if self.speeds is None else self.speeds
+        return pack([header, self.assignment, self.cuts, speeds, *self.cu_seqlens])
 
     @staticmethod
     def from_buffer(buffer: NDArray[np.uint8], config: PoolConfig, heads: HeadShape) -> PoolPlan:
@@ -149,7 +164,7 @@ class PoolPlan:
         Raises ValueError for a foreign, truncated or damaged buffer, another version, or other
         settings than given.
         """
-        header, assignment, cuts, *bounds = unpack(buffer)
+        header, assignment, cuts, speeds, *bounds = unpack(buffer)
         settings, tokens, cp_size, shards = header.tolist()
         if settings != _settings(config, heads):
             raise ValueError(
@@ -164,6 +179,7 @@ class PoolPlan:
             cuts=cuts,
             shards=shards,
             assignment=assignment,
+            speeds=speeds if len(speeds) else None,
         )
 
 

@@ -1,6 +1,7 @@
-"""What every worker of a pool computes, moves and holds, chunk by chunk, counted from its route.
+"""What every worker of a pool computes, moves and holds, chunk by chunk, forward and backward.
 
-Routes are what the run time executes, so these are its figures, not an estimate of them.
+Counted for all workers at once from the plan.  Routes, which the run time executes, give the same
+figures worker by worker; so does a real exchange.
 """
 
 from __future__ import annotations
@@ -10,25 +11,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from libra.plan.launches import LOCAL
+from libra.plan.messages import last_reader
 from libra.plan.plan import PoolPlan
-from libra.plan.route import LOCAL, worker_route
-from libra.workload import causal_pairs
+from libra.plan.work import Work, pool_work
 
 IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolTally:
-    """Counts of one forward pass of one layer; all int64, bytes as they lie in the tensors."""
+    """Counts of one layer's attention; int64, to read only, bytes as they lie in the tensors."""
 
     local_pairs: IntArray
     """Query-key pairs times heads that wait for nothing, [workers]."""
     pairs: IntArray
     """Query-key pairs times heads of each chunk, [workers, chunks]."""
     dispatched: IntArray
-    """Bytes of Q, K and V from worker i to worker j, [chunks, workers, workers]."""
+    """Forward: bytes of Q, K and V from worker i to worker j, [chunks, workers, workers]."""
     returned: IntArray
-    """Bytes of O from worker i to worker j, [chunks, workers, workers]."""
+    """Forward: bytes of O from worker i to worker j, [chunks, workers, workers]."""
+    backward_dispatched: IntArray
+    """Backward: bytes of dO, and of Q, K and V where they are fetched again, the same shape."""
+    backward_returned: IntArray
+    """Backward: bytes of dQ, and of dK and dV in the chunk after which they return."""
     fetched_q: IntArray
     """Bytes that hold other workers' Q, [workers]."""
     fetched_kv: IntArray
@@ -36,52 +42,105 @@ class PoolTally:
     remote_o: IntArray
     """Bytes that hold outputs computed for other workers, [workers]."""
     segments: IntArray
-    """Kernel segments over all launches, [workers]."""
+    """Kernel segments over all launches of one pass, [workers]."""
     launches: IntArray
-    """Kernel calls, [workers]."""
+    """Kernel calls of one pass, [workers]."""
 
     @property
     def extra_memory(self) -> IntArray:
-        """Bytes a worker holds beyond its own q, k, v and out while a layer runs, [workers].
+        """Bytes a worker holds beyond its own q, k, v and out while a layer runs forward,
+        [workers].
 
         The send and return buffers of transfers under way come on top.
         """
         return self.fetched_q + self.fetched_kv + self.remote_o
 
 
-def pool_tally(plan: PoolPlan) -> PoolTally:
-    """Count a plan worker by worker; routes are made and dropped one at a time."""
+def pool_tally(plan: PoolPlan, work: Work | None = None) -> PoolTally:
+    """Count a plan; `work` spares making its `pool_work` again."""
     workers, lanes, heads = plan.workers, plan.lanes, plan.heads
-    tally = PoolTally(
-        local_pairs=np.zeros(workers, dtype=np.int64),
-        pairs=np.zeros((workers, lanes.chunks), dtype=np.int64),
-        dispatched=np.zeros((lanes.chunks, workers, workers), dtype=np.int64),
-        returned=np.zeros((lanes.chunks, workers, workers), dtype=np.int64),
-        fetched_q=np.zeros(workers, dtype=np.int64),
-        fetched_kv=np.zeros(workers, dtype=np.int64),
-        remote_o=np.zeros(workers, dtype=np.int64),
-        segments=np.zeros(workers, dtype=np.int64),
-        launches=np.zeros(workers, dtype=np.int64),
-    )
+    work = pool_work(plan) if work is None else work
     q_row = lanes.heads * heads.dim * heads.bytes
     kv_row = lanes.kv_heads * (heads.dim + heads.value_dim) * heads.bytes
     o_row = lanes.heads * heads.value_dim * heads.bytes
-    for worker in range(workers):
-        route = worker_route(plan, worker)
-        for chunk in range(lanes.chunks):
-            q, kv, assembly = route.q[chunk], route.kv[chunk], route.assembly[chunk]
-            tally.dispatched[chunk, worker] = q.send_counts * q_row + kv.send_counts * kv_row
-            tally.returned[chunk, worker] = q.recv_counts * o_row  # back the way Q came
-            tally.fetched_q[worker] += q.received * q_row
-            tally.fetched_kv[worker] += assembly.rows * kv_row
-            tally.remote_o[worker] += q.received * o_row
-        for launch in route.launches:
-            work = launch.segments
-            pairs = int(causal_pairs(work.k_len - work.q_len, work.k_len).sum()) * work.heads
-            if launch.chunk == LOCAL:
-                tally.local_pairs[worker] += pairs
-            else:
-                tally.pairs[worker, launch.chunk] += pairs
-            tally.segments[worker] += len(work)
-            tally.launches[worker] += 1
-    return tally
+
+    q_rows = _q_rows(plan)  # of one chunk; all chunks move alike
+    kv_bytes = _kv_rows(plan) * kv_row
+    received = q_rows.sum(axis=0) * lanes.chunks
+    dispatched = kv_bytes + q_rows * q_row
+    back_dispatched = np.broadcast_to(q_rows * o_row, dispatched.shape)
+    if plan.config.backward == "refetch":
+        back_dispatched = back_dispatched + dispatched
+    back_returned = np.empty_like(dispatched)
+    back_returned[:] = q_rows.T * q_row
+    for buffer, chunk in enumerate(last_reader(lanes)):
+        back_returned[chunk] += kv_bytes[buffer].T
+
+    flat = np.zeros(workers * (lanes.chunks + 1), dtype=np.int64)
+    np.add.at(flat, work.worker * (lanes.chunks + 1) + work.chunk - LOCAL, work.pairs)
+    pairs = flat.reshape(workers, lanes.chunks + 1)
+    return PoolTally(
+        local_pairs=pairs[:, 0].copy(),
+        pairs=pairs[:, 1:].copy(),
+        dispatched=dispatched,
+        returned=np.broadcast_to(q_rows.T * o_row, dispatched.shape),
+        backward_dispatched=back_dispatched,
+        backward_returned=back_returned,
+        fetched_q=received * q_row,
+        fetched_kv=kv_bytes.sum(axis=(0, 1)) + _assembled_rows(plan) * kv_row,
+        remote_o=received * o_row,
+        segments=np.bincount(work.worker, minlength=workers),
+        launches=_launches(work, plan),
+    )
+
+
+def _q_rows(plan: PoolPlan) -> IntArray:
+    """Lane rows of Q that worker i sends to worker j in one chunk, [workers, workers]."""
+    geometry, lanes = plan.geometry, plan.lanes
+    home = np.repeat(geometry.block_worker, lanes.shards)
+    rows = np.repeat(geometry.block_stop - geometry.block_start, lanes.shards)
+    away = np.flatnonzero(home != plan.assignment)
+    sent = np.zeros(plan.workers**2, dtype=np.int64)
+    np.add.at(sent, home[away] * plan.workers + plan.assignment[away], rows[away] * lanes.per_chunk)
+    return sent.reshape(plan.workers, plan.workers)
+
+
+def _kv_rows(plan: PoolPlan) -> IntArray:
+    """kv lane rows that worker i sends to worker j, [chunks, workers, workers]."""
+    workers, moves = plan.workers, plan.kv_transfers
+    away = np.flatnonzero(moves.source != moves.destination)
+    sent = np.zeros(plan.lanes.chunks * workers**2, dtype=np.int64)
+    pair = (moves.chunk[away] * workers + moves.source[away]) * workers + moves.destination[away]
+    np.add.at(sent, pair, moves.length[away])
+    return sent.reshape(-1, workers, workers)
+
+
+def _assembled_rows(plan: PoolPlan) -> IntArray:
+    """kv lane rows that each worker puts together behind what it receives, [workers].
+
+    A need is assembled where it has several sources, or its own worker for one.
+    """
+    needs, moves = plan.needs, plan.kv_transfers
+    source = needs.worker.copy()
+    source[moves.need] = moves.source  # one of them
+    assembled = ~needs.resident & (source == needs.worker)
+    assembled[moves.need[moves.source != source[moves.need]]] = True
+    rows = np.zeros(plan.workers, dtype=np.int64)
+    np.add.at(rows, needs.worker[assembled], needs.length[assembled])
+    return rows
+
+
+def _launches(work: Work, plan: PoolPlan) -> IntArray:
+    """Kernel calls of each worker: its segments of equal buffers and head width are one."""
+    buffers, heads = plan.lanes.chunks + 1, plan.heads
+    key = work.worker
+    for values, most in (
+        (work.chunk - LOCAL, buffers),
+        (work.q_buffer - LOCAL, buffers),
+        (work.kv_buffer - LOCAL, buffers),
+        (work.heads, heads.q + 1),
+        (work.kv_heads, heads.kv + 1),
+    ):
+        key = key * most + values
+    calls = np.unique(key) // (buffers**3 * (heads.q + 1) * (heads.kv + 1))
+    return np.bincount(calls, minlength=plan.workers)

@@ -1,24 +1,28 @@
-"""A model of one forward pass in time: who dispatches, attends and returns, and when.
+"""A model of one pass in time, forward or backward: who dispatches, attends and returns, and when.
 
     network   | dispatch 0 | dispatch 1 | dispatch 2 |       | return 0 | return 1 | return 2 |
     compute   | local work .......| attend 0 | attend 1 | attend 2 |
               0                                                                      makespan
 
-The order is the executor's: all dispatches are posted at once, in chunk order; work that waits for
-nothing runs first; then chunk by chunk a worker waits for its dispatch, attends, and posts the
-return, which queues behind what its network still has to do.
+The order is the executor's in both passes: all dispatches are posted at once, in chunk order; work
+that waits for nothing runs first; then chunk by chunk a worker waits for its dispatch, attends, and
+posts the return, which queues behind what its network still has to do.  Backward dispatches dO
+(and Q, K and V where they are fetched again) and returns dQ, and dK and dV with the last chunk that
+adds to them.
 
 What is simplified.  An exchange takes a worker as long as its busiest link needs for its own bytes
 (in or out, within its node or between nodes; links work side by side) and a fixed latency: no
-congestion elsewhere, one latency for Q, K and V together.  It begins when the worker and all who
-send to it have reached it; a receiver that is late holds nobody up.  Attention runs at one rate,
-whatever the shape of its segments, and at full speed beside the transfers; packing rows is free.
+congestion elsewhere, one latency for all that a chunk moves one way.  It begins when the worker and
+all who send to it have reached it; a receiver that is late holds nobody up.  Attention runs at one
+rate, whatever the shape of its segments, unless its seconds are given, and at full speed beside the
+transfers; packing rows is free.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +33,7 @@ from libra.workload import check_count
 
 IntArray = NDArray[np.int64]
 Seconds = NDArray[np.float64]
+Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,19 +113,32 @@ class Timeline:
         return float(self.finish.max())
 
 
-def pool_timeline(tally: PoolTally, heads: HeadShape, model: TimeModel) -> Timeline:
-    """Play the executor's pipeline of one forward pass over a pool's counts.
+def pool_timeline(
+    tally: PoolTally,
+    heads: HeadShape,
+    model: TimeModel,
+    *,
+    direction: Direction = "forward",
+    attend: tuple[Seconds, Seconds] | None = None,
+) -> Timeline:
+    """Play the executor's pipeline of one pass over a pool's counts.
 
-    Pure; longer transfers or slower work never end anything sooner, for all is sums and maxima.
+    `attend` gives the seconds of each worker's local work [workers] and of its chunks [workers,
+    chunks], say from measured kernels; None takes the model's one rate.  Pure; longer transfers or
+    slower work never end anything sooner, for all is sums and maxima.
+
+    Raises ValueError for another direction, and for seconds of another shape, negative or not
+    finite.
     """
-    workers, chunks = tally.pairs.shape
-    # Two products a pair, each a multiplication and an addition an element.
-    rate = 2 * (heads.dim + heads.value_dim) / model.flops_per_second
-    dispatching = _durations(tally.dispatched, model)
-    returning = _durations(tally.returned, model)
-    empty = np.zeros((workers, chunks), dtype=np.float64)
+    dispatched, returned = moved_bytes(tally, direction)
+    if attend is None:
+        rate = pair_flops(heads, direction) / model.flops_per_second
+        attend = tally.local_pairs * np.float64(rate), tally.pairs * np.float64(rate)
+    local, chunks = _checked(attend, tally)
+    dispatching, returning = _durations(dispatched, model), _durations(returned, model)
+    empty = np.zeros_like(chunks)
     line = Timeline(
-        local_end=tally.local_pairs * np.float64(rate),
+        local_end=local,
         dispatch_start=empty.copy(),
         dispatch_end=empty.copy(),
         attend_start=empty.copy(),
@@ -128,22 +146,56 @@ def pool_timeline(tally: PoolTally, heads: HeadShape, model: TimeModel) -> Timel
         return_start=empty.copy(),
         return_end=empty.copy(),
     )
-    network = np.zeros(workers, dtype=np.float64)  # when each worker's network is next free
-    for chunk in range(chunks):
-        line.dispatch_start[:, chunk] = _begin(network, tally.dispatched[chunk])
+    network = np.zeros_like(local)  # when each worker's network is next free
+    for chunk in range(len(dispatched)):
+        line.dispatch_start[:, chunk] = _begin(network, dispatched[chunk])
         network = line.dispatch_start[:, chunk] + dispatching[:, chunk]
         line.dispatch_end[:, chunk] = network
     gpu = line.local_end
-    for chunk in range(chunks):
+    for chunk in range(len(dispatched)):
         line.attend_start[:, chunk] = np.maximum(gpu, line.dispatch_end[:, chunk])
-        gpu = line.attend_start[:, chunk] + tally.pairs[:, chunk] * rate
+        gpu = line.attend_start[:, chunk] + chunks[:, chunk]
         line.attend_end[:, chunk] = gpu
-    for chunk in range(chunks):
+    for chunk in range(len(returned)):
         ready = np.maximum(network, line.attend_end[:, chunk])
-        line.return_start[:, chunk] = _begin(ready, tally.returned[chunk])
+        line.return_start[:, chunk] = _begin(ready, returned[chunk])
         network = line.return_start[:, chunk] + returning[:, chunk]
         line.return_end[:, chunk] = network
     return line
+
+
+def pair_flops(heads: HeadShape, direction: Direction) -> int:
+    """FLOPs of one query-key pair of one head: a multiplication and an addition an element.
+
+    Forward two products, Q K and P V.  Backward five, 2.5 times as much where keys and values are
+    equally wide: Q K again, dO V, P dO for dV, and dS with K for dQ and with Q for dK.
+    """
+    if direction == "forward":
+        return 2 * (heads.dim + heads.value_dim)
+    return 2 * (3 * heads.dim + 2 * heads.value_dim)
+
+
+def moved_bytes(tally: PoolTally, direction: Direction) -> tuple[IntArray, IntArray]:
+    """What a pass dispatches and returns, int64 [chunks, workers, workers] each."""
+    if direction == "forward":
+        return tally.dispatched, tally.returned
+    if direction == "backward":
+        return tally.backward_dispatched, tally.backward_returned
+    raise ValueError(f"direction is {direction!r}; choose 'forward' or 'backward'")
+
+
+def _checked(attend: tuple[Seconds, Seconds], tally: PoolTally) -> tuple[Seconds, Seconds]:
+    local, chunks = (np.asarray(seconds, dtype=np.float64) for seconds in attend)
+    workers, count = tally.pairs.shape
+    if local.shape != (workers,) or chunks.shape != (workers, count):
+        raise ValueError(
+            f"attend has shapes {local.shape} and {chunks.shape}; this pool needs seconds of "
+            f"{workers} workers' local work, [{workers}], and of their chunks, [{workers}, {count}]"
+        )
+    for seconds in (local, chunks):
+        if not (np.isfinite(seconds) & (seconds >= 0)).all():
+            raise ValueError("attend holds seconds that are negative or not finite")
+    return local, chunks
 
 
 def _durations(moved: IntArray, model: TimeModel) -> Seconds:

@@ -15,10 +15,11 @@ from rich.console import Console
 from libra.config import HeadShape, PoolConfig
 from libra.plan.timeline import TimeModel
 from libra.show.choose_pool import ChosenPool, choose_pool
-from libra.show.lengths_file import read_lengths
-from libra.show.plan_figures import PlanFigures, figures_as_json, plan_figures
+from libra.show.plan_figures import PlanFigures, plan_figures
+from libra.show.plan_json import figures_as_json
 from libra.show.plan_table import print_plan
 from libra.show.trace import plan_trace
+from libra.simulate.corpus import load_lengths
 from libra.workload import check_count
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
@@ -32,8 +33,9 @@ class PlanOptions:
     """Which pool to plan, for which heads, and what to write."""
 
     lengths: tyro.conf.Positional[Path]
-    """Sample lengths in tokens: a .npy of integers, or text with integers separated by commas or
-    white space.  Samples longer than a pack are dropped.
+    """Sample lengths in tokens: a .npy of integers, text with integers separated by commas or white
+    space, or a corpus (Parquet, Arrow, JSONL, Megatron .idx, or the folder of a Hugging Face or MDS
+    dataset); - for standard input.  Samples longer than a pack are dropped.
     """
 
     tokens: int = 262_144
@@ -90,7 +92,7 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
         if not console.is_terminal:
             console.width = max(console.width, _PIPE_COLUMNS)
     chosen = choose_pool(
-        read_lengths(options.lengths),
+        load_lengths(options.lengths),
         tokens=options.tokens,
         global_batch=options.global_batch,
         pool_size=options.config.pool_size,
@@ -158,9 +160,11 @@ def _write(
     if options.trace is not None:
         about = {
             "pool": f"pool {chosen.pool} of window {chosen.window} of {options.lengths.name}",
-            "modelled": "one forward pass of one layer; no measurement",
+            "modelled": "one layer, forward and then backward; no measurement",
         }
-        trace = plan_trace(figures.timeline, figures.tally, cp_size=options.cp, about=about)
+        trace = plan_trace(
+            figures.forward, figures.backward, figures.tally, cp_size=options.cp, about=about
+        )
         _save(options.trace, "trace", lambda path: path.write_text(json.dumps(trace) + "\n"))
         written.append(("Trace", options.trace))
     if options.plot is not None:

@@ -9,15 +9,16 @@ from rich.console import Console
 from rich.table import Table
 
 from libra.placement import imbalance
+from libra.plan.timeline import Direction, pair_flops
 from libra.show.choose_pool import ChosenPool
-from libra.show.plan_figures import Placed, PlanFigures
+from libra.show.plan_figures import Moved, Placed, PlanFigures
 from libra.show.units import ByteUnit, byte_unit, show_bytes, show_seconds
 
 IntArray = NDArray[np.int64]
 
 MOST_ROWS = 32
 """Workers that get a row each; of a larger pool every replica does."""
-_WIDE = 96
+_WIDE = 104
 """Columns of a terminal from which bytes are told apart as Q, K with V, and O."""
 
 
@@ -30,7 +31,7 @@ def print_plan(chosen: ChosenPool, figures: PlanFigures, console: Console) -> No
     else:
         console.print(replica_table(figures, by_kind=by_kind))
         console.print(extremes_table(figures))
-    console.print(placements_table(figures))
+    console.print(placements_table(figures, by_kind=by_kind))
     _print_summary(figures, console)
 
 
@@ -68,19 +69,20 @@ def _table(title: str) -> Table:
 
 def worker_table(figures: PlanFigures, *, by_kind: bool = True) -> Table:
     """A row for each worker, replicas set apart."""
-    plan, tally, placed, cp = figures.plan, figures.tally, figures.placed, figures.plan.cp_size
-    title = "Workers: loads in means of the pool"
+    plan, tally, cp = figures.plan, figures.tally, figures.plan.cp_size
+    moved = figures.placed.forward
+    title = "Workers: loads in means of the pool; bytes of a forward pass"
     names = [(str(w // cp) if w % cp == 0 else "", str(w)) for w in range(plan.workers)]
     loads = np.stack([_relative(plan.home_load), _relative(plan.load)])
     held = tally.extra_memory
     table = _figures_table(title, ("replica", "worker"), figures, by_kind, mark="")
-    unit, memory = _units(placed.sent, placed.received), byte_unit(int(held.max()))
+    unit, memory = _units(moved.sent, moved.received), byte_unit(int(held.max()))
     for worker, name in enumerate(names):
         table.add_row(
             *name,
             *(f"{load:.3f}" for load in loads[:, worker]),
-            *_bytes(placed.sent[:, worker], unit, by_kind),
-            *_bytes(placed.received[:, worker], unit, by_kind),
+            *_bytes(moved.sent[:, worker], unit, by_kind),
+            *_bytes(moved.received[:, worker], unit, by_kind),
             memory.show(held[worker]),
             str(tally.segments[worker]),
             end_section=worker % cp == cp - 1,
@@ -90,14 +92,15 @@ def worker_table(figures: PlanFigures, *, by_kind: bool = True) -> Table:
 
 def replica_table(figures: PlanFigures, *, by_kind: bool = True) -> Table:
     """A row for each replica: means, sums, and maxima where the head says so."""
-    plan, tally, placed, cp = figures.plan, figures.tally, figures.placed, figures.plan.cp_size
-    title = "Replicas: loads in means of the pool; sums over workers, * the most of one"
-    sent, received = (kinds.reshape(3, -1, cp).sum(2) for kinds in (placed.sent, placed.received))
+    plan, tally, cp = figures.plan, figures.tally, figures.plan.cp_size
+    moved = figures.placed.forward
+    title = "Replicas: loads in means of the pool; forward sums over workers, * the most of one"
+    sent, received = (kinds.reshape(3, -1, cp).sum(2) for kinds in (moved.sent, moved.received))
     home = _relative(plan.home_load).reshape(-1, cp).mean(1)
     planned = _relative(plan.load).reshape(-1, cp).max(1)
     held = tally.extra_memory.reshape(-1, cp).max(1)
     table = _figures_table(title, ("replica", "workers"), figures, by_kind, mark="*")
-    unit, memory = _units(placed.sent, placed.received), byte_unit(int(held.max()))
+    unit, memory = _units(moved.sent, moved.received), byte_unit(int(held.max()))
     for replica, segments in enumerate(tally.segments.reshape(-1, cp).sum(1)):
         table.add_row(
             str(replica),
@@ -116,7 +119,7 @@ def _figures_table(
     title: str, first: tuple[str, str], figures: PlanFigures, by_kind: bool, *, mark: str
 ) -> Table:
     """A table's head: the columns `first`, then those of loads, bytes, memory and segments."""
-    unit = _units(figures.placed.sent, figures.placed.received).name
+    unit = _units(figures.placed.forward.sent, figures.placed.forward.received).name
     held = byte_unit(int(figures.tally.extra_memory.max())).name
     kinds = (f"Q {unit}", "K, V", "O") if by_kind else (unit,)
     table = _table(title)
@@ -145,9 +148,9 @@ def _bytes(kinds: IntArray, unit: ByteUnit, by_kind: bool) -> list[str]:
 
 def extremes_table(figures: PlanFigures) -> Table:
     """The workers that stand out."""
-    plan, placed, tally = figures.plan, figures.placed, figures.tally
+    plan, moved, tally = figures.plan, figures.placed.forward, figures.tally
     before, after = _relative(plan.home_load), _relative(plan.load)
-    sent, received = placed.sent.sum(axis=0), placed.received.sum(axis=0)
+    sent, received = moved.sent.sum(axis=0), moved.received.sum(axis=0)
     table = _table("Extremes")
     table.add_column("")
     table.add_column("worker", justify="right")
@@ -156,8 +159,8 @@ def extremes_table(figures: PlanFigures) -> Table:
         ("heaviest load at home", before, before.argmax(), "{:.3f} x mean"),
         ("heaviest load planned", after, after.argmax(), "{:.3f} x mean"),
         ("lightest load planned", after, after.argmin(), "{:.3f} x mean"),
-        ("sends most", sent, sent.argmax(), "bytes"),
-        ("receives most", received, received.argmax(), "bytes"),
+        ("sends most, forward", sent, sent.argmax(), "bytes"),
+        ("receives most, forward", received, received.argmax(), "bytes"),
         ("most extra memory", tally.extra_memory, tally.extra_memory.argmax(), "bytes"),
         ("most kernel segments", tally.segments, tally.segments.argmax(), "{}"),
     ):
@@ -167,62 +170,91 @@ def extremes_table(figures: PlanFigures) -> Table:
     return table
 
 
-def placements_table(figures: PlanFigures) -> Table:
+def placements_table(figures: PlanFigures, *, by_kind: bool = True) -> Table:
     """This plan beside the other placements of the same pool."""
     every = (figures.placed, *figures.others)
-    unit = byte_unit(max(int(placed.traffic.sum()) for placed in every))
-    most = byte_unit(max(max(placed.worst_sent, placed.worst_received) for placed in every))
-    table = _table("Placements of this pool, forward")
+    passes = [moved for placed in every for moved in (placed.forward, placed.backward)]
+    unit = byte_unit(max(moved.total for moved in passes))
+    most = byte_unit(max(max(moved.worst_sent, moved.worst_received) for moved in passes))
+    busiest = (f"busiest\nout {most.name}", "\nin")
+    table = _table("Placements of this pool")
     for heading in (
         "placement",
         "\nimbalance",
-        f"traffic\n{unit.name}",
-        "\nQ",
-        "\nK, V",
-        "\nO",
-        f"worst worker\nsends {most.name}",
-        "\nreceives",
+        f"forward\n{unit.name}",
+        *(("\nQ", "\nK, V", "\nO") if by_kind else ()),
+        *busiest,
+        f"backward\n{unit.name}",
+        *busiest,
     ):
         left = heading == "placement"
         table.add_column(heading, justify="left" if left else "right", no_wrap=True)
     for placed in every:
+        forward, backward = placed.forward, placed.backward
         table.add_row(
             placed.placement,
             f"{placed.imbalance:.4f}",
-            unit.show(placed.traffic.sum()),
-            *(unit.show(value) for value in placed.traffic),
-            most.show(placed.worst_sent),
-            most.show(placed.worst_received),
+            unit.show(forward.total),
+            *(unit.show(value) for value in (forward.by_kind if by_kind else ())),
+            most.show(forward.worst_sent),
+            most.show(forward.worst_received),
+            unit.show(backward.total),
+            most.show(backward.worst_sent),
+            most.show(backward.worst_received),
             style="bold" if placed is figures.placed else None,
         )
     return table
 
 
 def _print_summary(figures: PlanFigures, console: Console) -> None:
-    plan, placed, line = figures.plan, figures.placed, figures.timeline
-    ulysses = figures.ulysses
+    plan, placed, ulysses = figures.plan, figures.placed, figures.ulysses
     if ulysses is None:
         console.print(figures.ulysses_refused, highlight=False, markup=False)
     baseline = f", with Ulysses {ulysses.imbalance:.4f}" if ulysses else ""
     console.print(
         f"Imbalance  at home {imbalance(plan.home_load):.4f}{baseline}, "
         f"planned [bold]{placed.imbalance:.4f}[/]",
-        f"Traffic    [bold]{show_bytes(placed.traffic.sum())}[/] forward; the worst worker sends "
-        f"{show_bytes(placed.worst_sent)} and receives {show_bytes(placed.worst_received)}",
-        f"Modelled   [bold]{show_seconds(line.makespan)}[/] a layer forward; compute "
-        f"{show_seconds(float(line.compute.max()))}, exposed at worst "
-        f"{show_seconds(float(line.exposed.max()))}" + _ulysses_compute(figures, ulysses),
+        f"Traffic    forward {_traffic(placed.forward)}",
+        f"           backward {_traffic(placed.backward)}",
+        f"Bound      {_bound(figures)}",
+        f"Modelled   a layer forward {_modelled(figures, 'forward', ulysses)}",
+        f"           and backward {_modelled(figures, 'backward', ulysses)}",
         sep="\n",
         highlight=False,
     )
 
 
-def _ulysses_compute(figures: PlanFigures, ulysses: Placed | None) -> str:
+def _traffic(moved: Moved) -> str:
+    return (
+        f"[bold]{show_bytes(moved.total)}[/]; the busiest worker sends "
+        f"{show_bytes(moved.worst_sent)} and receives {show_bytes(moved.worst_received)}"
+    )
+
+
+def _bound(figures: PlanFigures) -> str:
+    balance = f"a balance within {figures.plan.config.tolerance:g}"
+    if figures.bound_ratio is None:
+        return f"none known: {balance} may cost no traffic"
+    return (
+        f"{balance} costs at least {show_bytes(figures.bound)} forward; "
+        f"this plan moves [bold]{figures.bound_ratio:.2f}[/] times that"
+    )
+
+
+def _modelled(figures: PlanFigures, direction: Direction, ulysses: Placed | None) -> str:
+    line = figures.forward if direction == "forward" else figures.backward
+    compute, exposed = float(line.compute.max()), float(line.exposed.max())
+    return (
+        f"[bold]{show_seconds(line.makespan)}[/]: compute {show_seconds(compute)}, "
+        f"exposed at worst {show_seconds(exposed)}" + _ulysses_compute(figures, direction, ulysses)
+    )
+
+
+def _ulysses_compute(figures: PlanFigures, direction: Direction, ulysses: Placed | None) -> str:
     """The baseline's heaviest worker at the same compute rate, its exchange left out."""
     if ulysses is None or ulysses is figures.placed:
         return ""
-    heads = figures.plan.heads
-    flops = 2 * (heads.dim + heads.value_dim) * int(ulysses.load.max())
+    flops = pair_flops(figures.plan.heads, direction) * int(ulysses.load.max())
     return f"; Ulysses computes {show_seconds(flops / figures.model.flops_per_second)}"
 
 

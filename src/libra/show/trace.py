@@ -1,35 +1,70 @@
 """A plan's modelled timeline as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 One process a worker with two threads, compute and network; one complete event for each piece of
-work and each exchange.  The format is the Trace Event Format's JSON object form.
+work and each exchange.  The backward pass is shown as if it began when the last worker has finished
+the forward pass.  The format is the Trace Event Format's JSON object form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from libra.plan.tally import PoolTally
-from libra.plan.timeline import Timeline
+from libra.plan.timeline import Direction, Timeline, moved_bytes
 
 Event = dict[str, Any]
+Ends = tuple[float, float]
+"""Seconds from the start of a pass."""
 
 COMPUTE, NETWORK = 0, 1
 _DECIMALS = 3  # of microseconds
 
 
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A pass at its place in the trace."""
+
+    direction: Direction
+    line: Timeline
+    begin: float
+    """Seconds."""
+
+    def event(
+        self, kind: str, which: object, worker: int, thread: int, ends: Ends, **args: int
+    ) -> Iterator[Event]:
+        """One complete event, or none where it has no length."""
+        # Both ends are rounded, so that neighbours still meet and never overlap.
+        begin, stop = (round((self.begin + float(end)) * 1e6, _DECIMALS) for end in ends)
+        prefix = "" if self.direction == "forward" else "backward "
+        if stop > begin:
+            yield {
+                "name": f"{prefix}{kind} {which}",
+                "cat": f"{kind},{self.direction}",
+                "ph": "X",
+                "pid": worker,
+                "tid": thread,
+                "ts": begin,
+                "dur": round(stop - begin, _DECIMALS),
+                "args": args,
+            }
+
+
 def plan_trace(
-    timeline: Timeline, tally: PoolTally, *, cp_size: int, about: dict[str, Any]
+    forward: Timeline, backward: Timeline, tally: PoolTally, *, cp_size: int, about: dict[str, Any]
 ) -> dict[str, Any]:
     """The whole trace, ready for JSON; `about` goes along as its metadata.
 
     Times are microseconds.  What has no length has no event.
     """
     events: list[Event] = []
-    for worker in range(len(timeline.local_end)):
+    passes = _Pass("forward", forward, 0.0), _Pass("backward", backward, forward.makespan)
+    for worker in range(len(forward.local_end)):
         events += _names(worker, cp_size)
-        events += _work(worker, timeline, tally)
-        events += _exchanges(worker, timeline, tally)
+        for shown in passes:
+            events += _work(worker, shown, tally)
+            events += _exchanges(worker, shown, tally)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
@@ -44,52 +79,37 @@ def _names(worker: int, cp_size: int) -> Iterator[Event]:
         yield {"name": name, "ph": "M", "pid": worker, "tid": thread, "args": args}
 
 
-def _work(worker: int, line: Timeline, tally: PoolTally) -> Iterator[Event]:
-    pairs = int(tally.local_pairs[worker])
-    yield from _event("attend local", worker, COMPUTE, 0.0, line.local_end[worker], pairs=pairs)
+def _work(worker: int, shown: _Pass, tally: PoolTally) -> Iterator[Event]:
+    line, pairs = shown.line, int(tally.local_pairs[worker])
+    yield from shown.event(
+        "attend", "local", worker, COMPUTE, (0.0, line.local_end[worker]), pairs=pairs
+    )
     for chunk in range(tally.pairs.shape[1]):
-        yield from _event(
-            f"attend {chunk}",
+        yield from shown.event(
+            "attend",
+            chunk,
             worker,
             COMPUTE,
-            line.attend_start[worker, chunk],
-            line.attend_end[worker, chunk],
+            (line.attend_start[worker, chunk], line.attend_end[worker, chunk]),
             chunk=chunk,
             pairs=int(tally.pairs[worker, chunk]),
         )
 
 
-def _exchanges(worker: int, line: Timeline, tally: PoolTally) -> Iterator[Event]:
+def _exchanges(worker: int, shown: _Pass, tally: PoolTally) -> Iterator[Event]:
+    line, (dispatched, returned) = shown.line, moved_bytes(tally, shown.direction)
     for kind, moved, start, end in (
-        ("dispatch", tally.dispatched, line.dispatch_start, line.dispatch_end),
-        ("return", tally.returned, line.return_start, line.return_end),
+        ("dispatch", dispatched, line.dispatch_start, line.dispatch_end),
+        ("return", returned, line.return_start, line.return_end),
     ):
         for chunk in range(len(moved)):
-            yield from _event(
-                f"{kind} {chunk}",
+            yield from shown.event(
+                kind,
+                chunk,
                 worker,
                 NETWORK,
-                start[worker, chunk],
-                end[worker, chunk],
+                (start[worker, chunk], end[worker, chunk]),
                 chunk=chunk,
                 bytes_sent=int(moved[chunk, worker].sum()),
                 bytes_received=int(moved[chunk, :, worker].sum()),
             )
-
-
-def _event(
-    name: str, worker: int, thread: int, start: float, end: float, **args: int
-) -> Iterator[Event]:
-    # Both ends are rounded, so that neighbours still meet and never overlap.
-    begin, stop = (round(float(seconds) * 1e6, _DECIMALS) for seconds in (start, end))
-    if stop > begin:
-        yield {
-            "name": name,
-            "cat": name.split()[0],
-            "ph": "X",
-            "pid": worker,
-            "tid": thread,
-            "ts": begin,
-            "dur": round(stop - begin, _DECIMALS),
-            "args": args,
-        }

@@ -1,0 +1,90 @@
+"""Meters what one rank really hands to the network and what it holds meanwhile, message by message.
+
+The executor's two ways to move rows are wrapped, and the collective beneath them: bytes are those
+of the tensors that the collective is given, not of anything planned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from libra.runtime import executor
+
+Step = tuple[str, str]
+"""Pass and way: ("forward", "dispatch"), ("backward", "return")."""
+
+
+@dataclass
+class Meter:
+    """What was metered so far."""
+
+    sent: dict[Step, list[list[int]]] = field(default_factory=dict)
+    """Bytes to each worker of every message, in the order of posting; messages that no worker
+    needs are among them.
+    """
+    received: dict[Step, list[list[int]]] = field(default_factory=dict)
+    exchanges: int = 0
+    """All-to-alls."""
+    extra_memory: int = 0
+    """Bytes of the forward's buffers: fetched rows, and outputs computed for others."""
+
+
+@contextlib.contextmanager
+def metered() -> Iterator[Meter]:
+    """Meter the attention calls of this process."""
+    meter = Meter()
+    passing: list[str] = []
+    message: list[tuple[list[int], list[int]]] = []
+    all_to_all = dist.all_to_all_single
+
+    def count(into: torch.Tensor, rows: torch.Tensor, *splits: list[int], **options: Any) -> Any:
+        assert message, "rows travel outside the executor's messages"
+        (sent, received), (from_each, to_each) = message[-1], splits
+        assert not any(sent) and not any(received), "one all-to-all a message"
+        for totals, tensor, counts in ((sent, rows, to_each), (received, into, from_each)):
+            assert sum(counts) == len(tensor) and tensor.dim() == 2
+            row = tensor.shape[1] * tensor.element_size()
+            totals[:] = [count * row for count in counts]
+        meter.exchanges += 1
+        return all_to_all(into, rows, *splits, **options)
+
+    def moving(way: str, move: Any) -> Any:
+        def moved(wanted: Any, *arguments: Any) -> Any:
+            workers = len(wanted.send_counts)
+            message.append(([0] * workers, [0] * workers))
+            flight = move(wanted, *arguments)
+            for totals, counts in zip((meter.sent, meter.received), message.pop(), strict=True):
+                totals.setdefault((passing[-1], way), []).append(counts)
+            return flight
+
+        return moved
+
+    def passed(name: str, run: Any) -> Any:
+        def ran(*arguments: Any) -> Any:
+            passing.append(name)
+            result = run(*arguments)
+            passing.pop()
+            if name == "forward":
+                _, _, remote_flat, fetched_flat = result
+                meter.extra_memory += remote_flat.nbytes + fetched_flat.nbytes
+            return result
+
+        return ran
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, wrapped in (
+            (dist, "all_to_all_single", count),
+            (executor, "dispatch", moving("dispatch", executor.dispatch)),
+            (executor, "give_back", moving("return", executor.give_back)),
+            (executor, "forward", passed("forward", executor.forward)),
+            (executor, "backward", passed("backward", executor.backward)),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, wrapped))
+        yield meter

@@ -1,0 +1,159 @@
+"""What ranks really send each other, and hold for it, is what the plan and its tally say, byte by
+byte.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import libra
+from libra.plan.messages import last_reader
+from libra.plan.plan import plan_pool
+from libra.plan.pool_plan import PoolPlan
+from libra.plan.tally import PoolTally, pool_tally
+from tests.distributed.cases import Case, make_pack, make_pool, my_rows
+from tests.distributed.meter import Meter, Step, metered
+from tests.distributed.ranks import RankPool
+
+TOKENS = 101  # shards of unequal length
+LONG, SHORT, PADDED, HALF = [0, TOKENS], [*range(0, TOKENS, 9), TOKENS], [0, 7, 40], [0, 50, TOKENS]
+SHAPES = ("surplus", 1), ("surplus", 2), ("paper", 1), ("paper", 2), ("ulysses", 2), ("ulysses", 4)
+"""Placement and CP, on four ranks."""
+GROUPED, MULTI_QUERY = (8, 4, 4, 8), (8, 1, 8, 4)
+"""Heads whose K and V travel with each chunk, and those that all chunks read from the first."""
+
+
+def metered_call(rank: int, world_size: int, case: Case) -> Meter:
+    """Forward and backward of one layer."""
+    pool = make_pool(world_size, case.cp, case.config)
+    rows = my_rows(case, rank % case.cp)
+    *qkv, dout = (tensor[rows] for tensor in make_pack(case, rank // case.cp))
+    qkv = [tensor.requires_grad_() for tensor in qkv]
+    with pool.layout(case.bounds[rank // case.cp], tokens=case.tokens), metered() as meter:
+        torch.autograd.grad(libra.libra_attention(*qkv), qkv, dout)
+    pool.close()
+    return meter
+
+
+def make_plan(case: Case, pool: int) -> PoolPlan:
+    """The plan that the ranks of a pool make for themselves."""
+    hq, hkv, dim, value_dim = case.heads
+    size = case.config.pool_size
+    return plan_pool(
+        case.bounds[pool * size : (pool + 1) * size],
+        cp_size=case.cp,
+        config=case.config,
+        heads=libra.HeadShape(hq, hkv, dim, case.dtype.itemsize, value_dim),
+        tokens=case.tokens,
+    )
+
+
+def chunks_of(step: Step, plan: PoolPlan) -> list[int]:
+    """The chunk of each message of a step, in the order of posting."""
+    chunks = range(plan.lanes.chunks)
+    done = last_reader(plan.lanes)
+    again = 3 if plan.config.backward == "refetch" else 0
+    return {
+        ("forward", "dispatch"): [chunk for chunk in chunks for _ in "qkv"],
+        ("forward", "return"): list(chunks),
+        ("backward", "dispatch"): [chunk for chunk in chunks for _ in range(1 + again)],
+        ("backward", "return"): [c for c in chunks for _ in range(1 + 2 * done.count(c))],
+    }[step]
+
+
+def by_chunk(messages: list[list[int]], step: Step, plan: PoolPlan) -> NDArray[np.int64]:
+    """Messages added up by chunk, [chunks, workers]."""
+    total = np.zeros((plan.lanes.chunks, plan.workers), dtype=np.int64)
+    for chunk, counts in zip(chunks_of(step, plan), messages, strict=True):
+        total[chunk] += counts
+    return total
+
+
+def planned(tally: PoolTally) -> dict[Step, NDArray[np.int64]]:
+    return {
+        ("forward", "dispatch"): tally.dispatched,
+        ("forward", "return"): tally.returned,
+        ("backward", "dispatch"): tally.backward_dispatched,
+        ("backward", "return"): tally.backward_returned,
+    }
+
+
+def check(ranks: RankPool, case: Case) -> PoolPlan:
+    """Every rank moved and held what its pool's tally says; the plan of the first pool."""
+    workers = case.config.pool_size * case.cp
+    for rank, meter in enumerate(ranks.run(metered_call, case)):
+        pool, worker = divmod(rank, workers)
+        plan = make_plan(case, pool)
+        tally = pool_tally(plan)
+        for step, moved in planned(tally).items():
+            sent = by_chunk(meter.sent[step], step, plan)
+            received = by_chunk(meter.received[step], step, plan)
+            assert (sent == moved[:, worker]).all(), step
+            assert (received == moved[:, :, worker]).all(), step
+            assert not sent[:, worker].any()
+            assert not received[:, worker].any()
+        for direction, traffic in (
+            ("forward", plan.traffic),
+            ("backward", plan.backward_traffic),
+        ):
+            every = meter.sent[direction, "dispatch"] + meter.sent[direction, "return"]
+            assert np.sum(every, axis=0).tolist() == traffic.sum(axis=0)[worker].tolist()
+        assert meter.extra_memory == tally.extra_memory[worker]
+    return make_plan(case, 0)
+
+
+def case_of(placement: Any, cp: int, **changes: Any) -> Case:
+    pool_size = 1 if placement == "ulysses" else 4 // cp
+    return Case(
+        bounds=[LONG, SHORT, PADDED, HALF][: 4 // cp],
+        tokens=TOKENS,
+        cp=cp,
+        config=libra.PoolConfig(
+            pool_size=pool_size,
+            block_size=16,
+            head_shards=1,
+            chunks=2,
+            placement=placement,
+            shard_layout=changes.pop("layout", "contiguous"),
+            backward=changes.pop("backward", "retain"),
+        ),
+        **{"heads": GROUPED, "dtype": torch.float32, **changes},
+    )
+
+
+@pytest.mark.parametrize("placement, cp", SHAPES)
+def test_ranks_move_what_the_tally_counts_and_nothing_local(
+    ranks4: RankPool, placement: str, cp: int
+) -> None:
+    for layout, backward in product(("contiguous", "zigzag"), ("retain", "refetch")):
+        case = case_of(placement, cp, layout=layout, backward=backward)
+        plan = check(ranks4, case)
+        assert plan.bytes_q and plan.bytes_kv and plan.bytes_o
+
+
+@pytest.mark.parametrize("placement, cp", SHAPES)
+def test_also_where_all_chunks_read_the_same_keys_in_half_precision(
+    ranks4: RankPool, placement: str, cp: int
+) -> None:
+    for backward in ("retain", "refetch"):
+        case = case_of(placement, cp, backward=backward, heads=MULTI_QUERY, dtype=torch.bfloat16)
+        tally = pool_tally(check(ranks4, case))
+        # K and V come with the first chunk; their gradients return once the last has added to them.
+        assert tally.dispatched[0].sum() > tally.dispatched[1].sum()
+        assert tally.backward_returned[1].sum() > tally.backward_returned[0].sum()
+
+
+def test_where_nothing_moves_nothing_is_sent_or_held(ranks4: RankPool) -> None:
+    case = case_of("surplus", 1)
+    still = Case(
+        bounds=[SHORT] * 4, tokens=TOKENS, heads=GROUPED, dtype=torch.float32, config=case.config
+    )
+    plan = check(ranks4, still)
+    assert not plan.traffic.any()
+    assert [meter.exchanges for meter in ranks4.run(metered_call, still)] == [0] * 4
