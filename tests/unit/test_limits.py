@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from hypothesis import strategies as st
 
 import libra
 from libra.config import HeadShape, PoolConfig
+from libra.plan import surplus, surplus_kernels
 from libra.plan.limits import own_bytes, within_limits
 from libra.plan.plan import PoolPlan, plan_pool
+from libra.plan.surplus_kernels import Books
 from libra.plan.tally import pool_tally
 from tests.pools import SmallPool, small_pools
 
@@ -60,6 +64,29 @@ def test_no_worker_passes_a_limit_that_its_own_rows_keep(
     assert now[0] <= max(traffic, sent)
     assert now[1] <= max(traffic, received)
     assert now[2] <= max(memory, held)
+
+
+@given(pool=small_pools(placements=("surplus",)), ranks_per_node=st.integers(1, 12))
+def test_the_placement_counts_no_byte_too_few(pool: SmallPool, ranks_per_node: int) -> None:
+    """What it reckons with while it places is at least what the plan then moves and holds."""
+    kept = {}
+
+    def move_surplus(
+        fragments: Any, latest: Any, columns: int, loads: Any, books: Books, *rest: Any
+    ):
+        pieces = surplus_kernels.move_surplus(fragments, latest, columns, loads, books, *rest)
+        kept["reckoned"] = books.moved
+        return pieces
+
+    config = pool.config.replace(ranks_per_node=ranks_per_node)
+    whole_tiles = mock.patch("libra.plan.plan.within_limits", return_value=False)  # never instead
+    with whole_tiles, mock.patch.object(surplus, "move_surplus", move_surplus):
+        plan = plan_pool(
+            pool.packs, cp_size=pool.cp_size, config=config, heads=pool.heads, tokens=pool.tokens
+        )
+    moved = plan.traffic.sum(axis=0)
+    now = [moved.sum(axis=1), moved.sum(axis=0), pool_tally(plan).extra_memory]
+    assert (np.stack(now) <= kept["reckoned"]).all()
 
 
 @given(pool=small_pools(placements=("surplus",)))
@@ -118,12 +145,12 @@ def test_the_default_limits_cost_real_lengths_nothing(real_pool: list[np.ndarray
 
 def test_neighbours_on_a_node_take_each_others_surplus() -> None:
     """Two nodes of two packs, one heavy and one light each: nothing has to cross."""
-    heavy, light = [0, 4096], list(range(0, 4097, 64))
+    heavy, heavier, light = [0, 4000, 4096], [0, 4096], list(range(0, 4097, 64))
 
     def far(ranks_per_node: int) -> int:
         config = PoolConfig(pool_size=4, ranks_per_node=ranks_per_node)
         heads = HeadShape(q=8, kv=8, dim=16)
-        plan = plan_pool([heavy, light, light, heavy], cp_size=2, config=config, heads=heads)
+        plan = plan_pool([heavy, light, light, heavier], cp_size=2, config=config, heads=heads)
         assert plan.imbalance <= 0.03
         node = np.arange(plan.workers) // 4
         return int(plan.traffic[:, node[:, None] != node].sum())

@@ -62,13 +62,14 @@ def place_surplus(
     np.add.at(load, worker, causal_pairs(low, high) * heads.q)
     share = np.full(workers, 1 / workers) if speeds is None else speeds / speeds.sum()
     target = (1.0 + config.tolerance) * load.sum() * share
-    kv_row = (heads.dim + heads.value_dim) * heads.bytes
+    # Columns that share a key/value head count it once each, which is never too little.
+    kv_row = -(-heads.kv // columns) * (heads.dim + heads.value_dim) * heads.bytes
     books = Books(
-        moved=bytes_at_home(fragments, workers, kv_row * heads.kv),
+        moved=bytes_at_home(fragments, workers, kv_row * columns),
         limits=byte_limits(config, heads, int(geometry.rows.max())),
         q_row=width * heads.dim * heads.bytes,
         o_row=width * heads.value_dim * heads.bytes,
-        kv_row=-(-heads.kv // columns) * kv_row,
+        kv_row=kv_row,
     )
     moved = move_surplus(
         fragments,

@@ -84,11 +84,12 @@ def bytes_at_home(fragments: Fragments, workers: int, kv_row: int) -> IntArray:
                 fetches = fetches or (j < i and worker[j] != worker[i])
             if later or not fetches:
                 continue
-            moved[2, worker[i]] += high[i] * kv_row
+            moved[2, worker[i]] += high[i] * kv_row  # where its rows and others' lie side by side
             for j in range(first, i):
                 if worker[j] != worker[i]:
                     moved[0, worker[j]] += (high[j] - low[j]) * kv_row
                     moved[1, worker[i]] += (high[j] - low[j]) * kv_row
+                    moved[2, worker[i]] += (high[j] - low[j]) * kv_row  # where they arrive
     return moved
 
 
@@ -293,15 +294,19 @@ def _fetch(
             own += high[i] - low[i]
     if prefix <= held:
         return True
-    kept = (prefix - (held if own < held else 0)) * kv_row
-    arriving = 0
+    arriving, source, several = 0, taker if own > 0 else -1, False
     for i in range(begin[sample], begin[sample + 1]):
+        if low[i] < prefix:
+            several = several or (source >= 0 and worker[i] != source)
+            source = worker[i]
         if worker[i] == taker:
             continue
         leaving = max(0, min(high[i], prefix) - max(low[i], held)) * kv_row
         arriving += leaving
         if sign > 0 and leaving > 0 and moved[0, worker[i]] + leaving > limits[0]:
             return False
+    # Rows of several workers are put side by side once they are here.
+    kept = arriving + (prefix * kv_row if several else 0) - (held * kv_row if own < held else 0)
     if sign > 0 and moved[1, taker] + arriving > limits[1]:
         return False
     if sign > 0 and moved[2, taker] + kept > limits[2]:
@@ -337,8 +342,9 @@ def _release(
     arriving = 0
     for i in range(max(before, begin[sample]), fragment):
         if worker[i] != home:
-            moved[0, worker[i]] -= (high[i] - low[i]) * kv_row
-            arriving += (high[i] - low[i]) * kv_row
+            leaving = (high[i] - low[i]) * kv_row
+            moved[0, worker[i]] -= leaving
+            arriving += leaving
     moved[1, home] -= arriving
     if arriving > 0 or fetched:
-        moved[2, home] -= (high[fragment] - (high[before] if fetched else 0)) * kv_row
+        moved[2, home] -= (high[fragment] - (high[before] if fetched else 0)) * kv_row + arriving

@@ -1,0 +1,212 @@
+"""What the placements move and how they balance, over all pools of all windows of real lengths.
+
+    python benchmarks/placement.py --json placement.json
+
+Every pool is planned by the placement of each row; figures are means over the pools unless they
+say worst.  `code` is the corpus on which the placement was developed, `mix` is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+import libra
+from libra.packing import Packs
+from libra.plan.bound import traffic_bound
+from libra.plan.limits import own_bytes
+from libra.plan.plan import PoolPlan, plan_pool
+
+DATA = Path(__file__).parents[1] / "tests" / "data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """What to measure."""
+
+    code: Path = DATA / "lengths-code.npy"
+    """Lengths of source files, packed in sequence; longer ones than a pack are dropped."""
+    mix: Path = DATA / "lengths-mix.npy"
+    """Lengths of code, documents, books and whole directories, packed whole by best fit; longer
+    ones than a pack are cut to its length first.
+    """
+    windows: int | None = None
+    """Windows of each corpus; None for all."""
+    json: Path | None = None
+    """Write the figures there too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One shape of training run."""
+
+    corpus: Literal["code", "mix"]
+    tokens: int
+    global_batch: int
+    cp_size: int
+    kv_heads: int
+    pool_size: int = 8
+    block_size: int
+
+    @property
+    def title(self) -> str:
+        return (
+            f"{self.corpus}, {self.tokens // 1024}K, CP {self.cp_size}, P {self.pool_size}, "
+            f"{self.kv_heads} kv heads"
+        )
+
+    @property
+    def heads(self) -> libra.HeadShape:
+        return libra.HeadShape(128, self.kv_heads, 256)
+
+
+CASES = (
+    Case(corpus="code", tokens=2**18, global_batch=128, cp_size=8, kv_heads=16, block_size=4096),
+    Case(corpus="mix", tokens=2**18, global_batch=128, cp_size=8, kv_heads=16, block_size=4096),
+    Case(corpus="code", tokens=2**20, global_batch=32, cp_size=16, kv_heads=4, block_size=8192),
+    Case(corpus="mix", tokens=2**20, global_batch=32, cp_size=16, kv_heads=4, block_size=8192),
+)
+
+
+@dataclass(kw_only=True)
+class Figures:
+    """Figures of one placement, one entry a pool."""
+
+    imbalance: list[float] = field(default_factory=list)
+    gigabytes: list[float] = field(default_factory=list)
+    between_nodes: list[float] = field(default_factory=list)
+    over_bound: list[float] = field(default_factory=list)
+    sent: list[float] = field(default_factory=list)
+    received: list[float] = field(default_factory=list)
+    milliseconds: list[float] = field(default_factory=list)
+
+    def add(self, plan: PoolPlan, seconds: float) -> None:
+        moved = plan.traffic.sum(axis=0)
+        node = np.arange(plan.workers) // 8
+        own = own_bytes(int(plan.geometry.rows.max()), plan.heads)
+        bound = traffic_bound(plan)
+        self.imbalance.append(plan.imbalance)
+        self.gigabytes.append(moved.sum() / 1e9)
+        self.between_nodes.append(moved[node[:, None] != node].sum() / 1e9)
+        if bound:
+            self.over_bound.append(moved.sum() / bound)
+        self.sent.append(moved.sum(axis=1).max() / own)
+        self.received.append(moved.sum(axis=0).max() / own)
+        self.milliseconds.append(1e3 * seconds)
+
+    def row(self) -> list[str]:
+        mean = statistics.fmean
+        return [
+            f"{mean(self.imbalance):.3f}",
+            f"{max(self.imbalance):.3f}",
+            f"{mean(self.gigabytes):.1f}",
+            f"{mean(self.between_nodes):.1f}",
+            f"{mean(self.over_bound):.2f}",
+            f"{max(self.sent):.2f}",
+            f"{max(self.received):.2f}",
+            f"{statistics.median(self.milliseconds):.1f}",
+        ]
+
+
+COLUMNS = (
+    "placement",
+    "imbalance",
+    "worst",
+    "GB",
+    "between nodes",
+    "over bound",
+    "sent, worst",
+    "received, worst",
+    "ms",
+)
+
+
+def main(args: Args) -> None:
+    """Measure every case and print it as Markdown."""
+    written: list[dict[str, Any]] = []
+    console = Console(width=140)
+    for case in CASES:
+        packs = pack(np.load(getattr(args, case.corpus)), case)
+        pools = [pool for window in windows(packs, case)[: args.windows] for pool in window]
+        table = Table(*COLUMNS, title=f"{case.title}: {len(pools)} pools")
+        for name, config in placements(case):
+            figures = Figures()
+            plan_once(packs, pools[0], case, config)  # warm
+            for pool in pools:
+                figures.add(*plan_once(packs, pool, case, config))
+            table.add_row(name, *figures.row())
+            print(f"| {case.title} ({len(pools)}) | {name} | {' | '.join(figures.row())} |")
+            written.append({"case": asdict(case), "placement": name, "figures": asdict(figures)})
+        console.print(table)
+    machine = {
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+    }
+    print(machine)
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine, "rows": written}, indent=1))
+
+
+def placements(case: Case) -> list[tuple[str, libra.PoolConfig]]:
+    """The rows of a case."""
+    base = libra.PoolConfig(pool_size=case.pool_size, block_size=case.block_size)
+    return [
+        ("paper, H 4", base.replace(placement="paper", head_shards=4)),
+        ("paper, H 1", base.replace(placement="paper")),
+        ("surplus, all near", base.replace(ranks_per_node=2**30)),
+        ("surplus", base),
+    ]
+
+
+def pack(lengths: NDArray[np.uint32], case: Case) -> Packs:
+    """The corpus in packs of L tokens."""
+    if case.corpus == "code":
+        return libra.pack_sequential(lengths, case.tokens, longer="drop")
+    whole, rest = np.divmod(lengths.astype(np.int64), case.tokens)
+    pieces = np.repeat(np.arange(len(lengths)), whole + (rest > 0))
+    last = np.append(pieces[1:] != pieces[:-1], True)
+    cut = np.where(last & (rest[pieces] > 0), rest[pieces], case.tokens)
+    buffer = round(case.global_batch * case.tokens / lengths.mean())  # a window's worth of tokens
+    return libra.pack_best_fit(cut, case.tokens, buffer=buffer)
+
+
+def windows(packs: Packs, case: Case) -> list[list[list[int]]]:
+    """The packs of each pool of each window, as the sampler deals them."""
+    batch, loads = case.global_batch, packs.workloads
+    placed = []
+    for start in range(0, len(packs) - batch + 1, batch):
+        window = loads[start : start + batch]
+        pools = libra.refine_pools(window, libra.place_packs(window, case.pool_size))
+        placed.append([[start + int(i) for i in pool] for pool in pools])
+    return placed
+
+
+def plan_once(
+    packs: Packs, pool: list[int], case: Case, config: libra.PoolConfig
+) -> tuple[PoolPlan, float]:
+    """One plan, and the seconds from its lengths to its buffer."""
+    bounds = [packs.cu_seqlens(i) for i in pool]
+    begun = time.perf_counter()
+    plan = plan_pool(
+        bounds, cp_size=case.cp_size, config=config, heads=case.heads, tokens=case.tokens
+    )
+    plan.to_buffer()
+    return plan, time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
