@@ -2,7 +2,7 @@
 
 A subcommand is a function below that takes parsed options and returns the job to run; the job runs
 once parsing is over, so that its errors are reported by us.  Nothing here imports torch: only jobs
-that train do, in their own processes.
+that train or measure do.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tyro.extras import SubcommandApp
 
 from libra.demo import DemoConfig, run_demo
 from libra.show.plan_command import PlanOptions, run_plan
+from libra.simulate.calibrate import CalibrateOptions, run_calibrate
 
 Job = Callable[[], int]
 """Does a subcommand's work and returns the exit code."""
@@ -29,6 +30,7 @@ def main(args: Sequence[str] | None = None) -> int:
     app = SubcommandApp()
     app.command(demo)
     app.command(plan)
+    app.command(calibrate)
     job: Job = app.cli(
         prog="libra",
         description="Every GPU equally busy in the attention of long-context training.",
@@ -49,6 +51,11 @@ def demo(config: tyro.conf.OmitArgPrefixes[DemoConfig]) -> Job:
 def plan(options: Annotated[PlanOptions, tyro.conf.arg(name="")]) -> Job:
     """Plan one pool of a corpus on this machine's CPU; show who computes and sends what."""
     return partial(run_plan, options)
+
+
+def calibrate(options: Annotated[CalibrateOptions, tyro.conf.arg(name="")]) -> Job:
+    """Measure this machine's attention kernel and write the table that the simulator reads."""
+    return partial(run_calibrate, options)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,169 @@
+"""Measuring this machine: seconds of attention kernels and the rate of matrix products.
+
+Kernels are called as the executor calls them, with index maps made beforehand and buffers in place;
+each time is the median of repeats after warm-up, with the device idle before and after.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from libra.plan.segments import Segments
+from libra.runtime.kernels import kernel_for
+from libra.runtime.kernels.segments import Kernel
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """How often to time a call."""
+
+    warm_up: int = 2
+    """Most calls before, which do not count."""
+
+    least: int = 3
+    """Fewest timed calls."""
+
+    most: int = 20
+    """Most timed calls, for short ones."""
+
+    seconds: float = 0.2
+    """Time after which no further call is made, once one has warmed up and `least` have counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What is measured: a device, its kernel and the dtype of tensors."""
+
+    device: torch.device
+    kernel: Kernel
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """The device, kernel and dtype in words."""
+        place = f"CPU, threads: {torch.get_num_threads()}"
+        if self.device.type == "cuda":
+            place = torch.cuda.get_device_name(self.device)
+        kernel = getattr(self.kernel, "name", self.device.type)
+        return f"{place}, kernel {kernel}, {str(self.dtype).removeprefix('torch.')}"
+
+
+def find_machine(device: str, *, kernel: str | None, dtype: str | None) -> Machine:
+    """The machine to measure; by default its best kernel, in bf16 on a GPU and fp32 on a CPU.
+
+    ValueError for a device that is not there, an unknown dtype and a kernel that does not serve.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device!r}; choose cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("no CUDA device is usable here; choose device cpu")
+    place = torch.device(device)
+    chosen = dtype or ("bfloat16" if device == "cuda" else "float32")
+    return Machine(device=place, kernel=kernel_for(place, kernel), dtype=getattr(torch, chosen))
+
+
+def attention_seconds(
+    machine: Machine,
+    *,
+    count: int,
+    q_len: int,
+    k_len: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    repeats: Repeats,
+) -> tuple[float, float]:
+    """Seconds of a launch of `count` equal segments, forward and backward.
+
+    Every segment has keys of its own.  Key and value heads have `dim` elements.
+    """
+    starts = np.arange(count, dtype=np.int64)
+    every = np.ones(count, dtype=np.int64)
+    segments = Segments(
+        q_start=starts * q_len,
+        q_len=every * q_len,
+        k_start=starts * k_len,
+        k_len=every * k_len,
+        q_head=0 * every,
+        kv_head=0 * every,
+        heads=heads,
+        kv_heads=kv_heads,
+    )
+    device, dtype, kernel = machine.device, machine.dtype, machine.kernel
+    draw = torch.Generator(device=device).manual_seed(0)
+    q_TND, out_TNE, dout_TNE, dq_TND = (
+        torch.randn(count * q_len, heads, dim, generator=draw, device=device, dtype=dtype)
+        for _ in range(4)
+    )
+    k_TND, v_TNE = (
+        torch.randn(count * k_len, kv_heads, dim, generator=draw, device=device, dtype=dtype)
+        for _ in range(2)
+    )
+    sums = torch.float64 if dtype == torch.float64 else torch.float32
+    dk_TND, dv_TNE = (torch.zeros_like(k_TND, dtype=sums) for _ in range(2))
+    lse = torch.empty(segments.lse_size, device=device, dtype=sums)
+    prepared = kernel.prepare(segments, device)
+    scale = dim**-0.5
+
+    def forward() -> None:
+        kernel.forward(q_TND, k_TND, v_TNE, prepared, scale, out_TNE, lse)
+
+    def backward() -> None:
+        kernel.backward(
+            dout_TNE,
+            q_TND,
+            k_TND,
+            v_TNE,
+            out_TNE,
+            lse,
+            prepared,
+            scale,
+            dq_TND,
+            dk_TND,
+            dv_TNE,
+        )
+
+    ahead = _median_seconds(forward, device, repeats)
+    return ahead, _median_seconds(backward, device, repeats)
+
+
+def matmul_rate(machine: Machine, size: int, *, repeats: Repeats) -> float:
+    """FLOP/s of the product of two square matrices of `size`."""
+    a, b = (torch.randn(size, size, device=machine.device, dtype=machine.dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    seconds = _median_seconds(lambda: torch.mm(a, b, out=out), machine.device, repeats)
+    return 2 * size**3 / seconds
+
+
+def _median_seconds(call: Callable[[], object], device: torch.device, repeats: Repeats) -> float:
+    begin = time.perf_counter()
+    for _ in range(repeats.warm_up):
+        call()
+        _wait(device)
+        if time.perf_counter() - begin >= repeats.seconds:
+            break
+    times: list[float] = []
+    while len(times) < repeats.most:
+        if len(times) >= repeats.least and sum(times) >= repeats.seconds:
+            break
+        _wait(device)
+        begin = time.perf_counter()
+        call()
+        _wait(device)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

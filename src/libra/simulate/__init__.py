@@ -1,0 +1,1 @@
+"""Choosing a configuration from a corpus's lengths, before any GPU is rented."""
