@@ -99,22 +99,25 @@ def microbatch_seconds(
     *,
     attention_forward: ArrayLike,
     attention_backward: ArrayLike,
+    linear: ArrayLike = 1.0,
     last: bool = True,
 ) -> MicrobatchSeconds:
     """Seconds of one model chunk for microbatches whose attention takes the seconds given.
 
     `attention_forward` and `attention_backward` are one layer's, exchanges included, for any number
-    of microbatches; they broadcast.  `last` says that the chunk ends in the output projection and
+    of microbatches; they broadcast.  `linear` are a microbatch's tokens over L, other than 1 where
+    packs differ in length: all that is not attention grows with them.  `last` says that the chunk ends in the output projection and
     the loss.
     """
     forward = np.asarray(attention_forward, dtype=np.float64)
     backward = np.asarray(attention_backward, dtype=np.float64)
+    share = np.asarray(linear, dtype=np.float64)
     layers = parallelism.chunk_layers(model)
     layer = layer_seconds(model, parallelism, cluster)
-    once = layers * (forward + layer.forward)
+    once = layers * (forward + share * layer.forward)
     again = once if parallelism.recompute == "full" else 0.0
-    twice = layers * (backward + layer.backward) + again
+    twice = layers * (backward + share * layer.backward) + again
     if last:  # the loss is never run again: its backward follows at once
         output = output_seconds(model, parallelism, cluster)
-        once, twice = once + output.forward, twice + output.backward
+        once, twice = once + share * output.forward, twice + share * output.backward
     return MicrobatchSeconds(forward=np.asarray(once), backward=np.asarray(twice))

@@ -90,12 +90,14 @@ def step_seconds(
     *,
     attention_forward: ArrayLike,
     attention_backward: ArrayLike,
+    linear: ArrayLike = 1.0,
     pool_size: int = 1,
 ) -> StepSeconds:
     """Compose a step.
 
     `attention_forward` and `attention_backward` [GA, DP] are the seconds that attention, exchanges
     included, takes the slowest worker of each replica in one layer, at each accumulation index.
+    `linear` are the tokens of each pack over L, [GA, DP] or one for all (see `microbatch_seconds`).
     `pool_size` P joins contiguous replicas, which then wait for each other at every index; it must
     divide dp.  Raises ValueError.
     """
@@ -106,10 +108,9 @@ def step_seconds(
     if parallelism.dp % pool_size:
         raise ValueError(f"pool_size {pool_size} does not divide dp {parallelism.dp}")
 
-    pools = [_slowest(times, pool_size) for times in (forward, backward)]
-    free = _schedule(model, parallelism, cluster, *pools)
-    everyone = [_slowest(times, parallelism.dp) for times in (forward, backward)]
-    lockstep = _schedule(model, parallelism, cluster, *everyone)
+    share = np.broadcast_to(np.asarray(linear, dtype=np.float64), shape)
+    free = _schedule(model, parallelism, cluster, forward, backward, share, pool_size)
+    lockstep = _schedule(model, parallelism, cluster, forward, backward, share, parallelism.dp)
     slowest = int(free.makespan.argmax())
     return StepSeconds(
         free=float(free.makespan[slowest]),
@@ -135,7 +136,7 @@ def step_schedule(
     shape = (parallelism.microbatches,)
     forward = _check_attention("attention_forward", attention_forward, shape)
     backward = _check_attention("attention_backward", attention_backward, shape)
-    return _schedule(model, parallelism, cluster, forward, backward)
+    return _schedule(model, parallelism, cluster, forward, backward, np.ones(shape), None)
 
 
 def gradient_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -> float:
@@ -170,9 +171,18 @@ def optimizer_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) 
 
 
 def _schedule(
-    model: Model, parallelism: Parallelism, cluster: Cluster, forward: Seconds, backward: Seconds
+    model: Model,
+    parallelism: Parallelism,
+    cluster: Cluster,
+    forward: Seconds,
+    backward: Seconds,
+    linear: Seconds,
+    pool_size: int | None,
 ) -> Schedule:
-    """The schedules of all pools from attention seconds [GA, pools]; one stage: a plain sum."""
+    """The schedules of all pools from attention seconds [GA, DP], or of one replica from [GA].
+
+    One stage: a plain sum.
+    """
     inner, last = (
         microbatch_seconds(
             model,
@@ -180,17 +190,22 @@ def _schedule(
             cluster,
             attention_forward=forward,
             attention_backward=backward,
+            linear=linear,
             last=ends,
         )
         for ends in (False, True)
     )
+
+    def joined(times: Seconds) -> Seconds:
+        return times if pool_size is None else _slowest(times, pool_size)
+
     before = parallelism.chunks - 1
     stride = parallelism.tp * parallelism.cp * parallelism.dp
     stream = parallelism.rows * model.hidden * parallelism.element_bytes / parallelism.tp
     return simulate_schedule(
         parallelism.schedule,
-        np.stack([*[inner.forward] * before, last.forward]),
-        np.stack([*[inner.backward] * before, last.backward]),
+        np.stack([joined(chunk.forward) for chunk in (*[inner] * before, last)]),
+        np.stack([joined(chunk.backward) for chunk in (*[inner] * before, last)]),
         ranks=parallelism.pp,
         hop_seconds=hop_seconds(stream, cluster, stride=stride) if parallelism.pp > 1 else 0.0,
     )

@@ -1,0 +1,78 @@
+"""Predicted seconds of one layer's attention in a pool; what a replay measures of every plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from libra.plan.pool_plan import PoolPlan
+from libra.plan.tally import PoolTally, pool_tally
+from libra.plan.timeline import Direction, Seconds, pool_timeline
+from libra.plan.work import pool_work
+from libra.simulate.cost.attend import attend_seconds
+from libra.simulate.cost.hardware import Cluster
+from libra.simulate.cost.kernel_table import KernelTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionTime:
+    """Times a plan on a cluster: kernel segments by a table, exchanges by the plan's own bytes."""
+
+    cluster: Cluster
+    table: KernelTable
+    """For the head dims of the plans."""
+
+    tp: int = 1
+    """Tensor-parallel ranks that make up a worker."""
+
+    overlap: bool = True
+    """False waits for the whole dispatch, then attends, then returns: no pipeliner."""
+
+    def __call__(self, plan: PoolPlan) -> dict[str, float]:
+        """Figures of one plan, one layer, in seconds.
+
+        `forward_seconds`, `backward_seconds`: until the pool's last worker has all that it gets.
+        `compute_seconds`: both passes' attention of the busiest worker.
+        `mean_compute_seconds`: the same of the mean worker.
+        """
+        work = pool_work(plan)
+        tally = pool_tally(plan, work)
+        chunks = plan.lanes.chunks
+        rates = self.cluster.time_model(self.table.peak_flops, tp=self.tp)
+        ends: dict[Direction, float] = {}
+        compute = np.zeros(plan.workers)
+        directions: tuple[Direction, ...] = ("forward", "backward")
+        for direction in directions:
+            attend = attend_seconds(
+                work, self.table, workers=plan.workers, chunks=chunks, direction=direction
+            )
+            compute += attend[0] + attend[1].sum(axis=1)
+            played = tally
+            if not self.overlap:
+                played, attend = _one_after_the_other(tally, attend)
+            line = pool_timeline(played, plan.heads, rates, direction=direction, attend=attend)
+            ends[direction] = line.makespan
+        return {
+            "forward_seconds": ends["forward"],
+            "backward_seconds": ends["backward"],
+            "compute_seconds": float(compute.max()),
+            "mean_compute_seconds": float(compute.mean()),
+        }
+
+
+def _one_after_the_other(
+    tally: PoolTally, attend: tuple[Seconds, Seconds]
+) -> tuple[PoolTally, tuple[Seconds, Seconds]]:
+    """The same counts as one chunk, for whose arrival all work waits."""
+    local, chunks = attend
+    whole = replace(
+        tally,
+        local_pairs=np.zeros_like(tally.local_pairs),
+        pairs=(tally.local_pairs + tally.pairs.sum(axis=1))[:, None],
+        dispatched=tally.dispatched.sum(axis=0)[None],
+        returned=tally.returned.sum(axis=0)[None],
+        backward_dispatched=tally.backward_dispatched.sum(axis=0)[None],
+        backward_returned=tally.backward_returned.sum(axis=0)[None],
+    )
+    return whole, (np.zeros_like(local), (local + chunks.sum(axis=1))[:, None])
