@@ -142,7 +142,7 @@ def pack_best_fit(
 
     check_count("buffer", buffer)
     kept, dropped = _choose_samples(lengths, tokens, longer, get_args(LongerWhole))
-    order, opens = fill_packs(kept.lengths, tokens, buffer, max(1, buffer // 16))
+    order, opens, _ = fill_packs(kept.lengths, tokens, buffer, max(1, buffer // 16))
     return Packs(
         tokens=tokens,
         lengths=kept.lengths[order],
