@@ -1,0 +1,105 @@
+"""The journal of a replay: JSON lines, the settings first, then one window of one candidate each.
+
+Lines are only ever added.  A last line that was cut off, by a full disk or a killed run, is taken
+away and its window replayed again; any other damage is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from libra.simulate.figures import WindowFigures
+from libra.simulate.window import WindowTask
+
+_KIND: Final = "libra replay 1"
+
+
+class Journal:
+    """An open journal.  Raises ValueError for a file that is none, or of other settings."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self._path = path
+        self._known: dict[tuple[int, int, int, int], tuple[str, dict[str, Any]]] = {}
+        head = json.loads(json.dumps({"kind": _KIND, "settings": settings}))
+        self._read(head)
+        self._file = path.open("a", encoding="utf-8")
+        if self._file.tell() == 0:
+            self._write(head)
+
+    def find(self, task: WindowTask) -> WindowFigures | None:
+        """The figures that the journal has; ValueError where they are of another corpus."""
+        key = _key(task)
+        if key not in self._known:
+            return None
+        digest, figures = self._known[key]
+        if digest != task.digest():
+            raise ValueError(
+                f"{self._path}: window {task.window} of the journal has other packs than the "
+                "corpus; remove the journal or name another"
+            )
+        return WindowFigures.from_dict(figures)
+
+    def add(self, task: WindowTask, figures: WindowFigures) -> None:
+        """Write one window down, at once."""
+        line = {"task": _key(task), "digest": task.digest(), "figures": figures.as_dict()}
+        self._write(line)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(_line(line))
+        self._file.flush()
+
+    def _read(self, head: Mapping[str, Any]) -> None:
+        if not self._path.exists():
+            return
+        data = self._path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        lines = data[:whole].splitlines()
+        if not lines and not _line(head).encode().startswith(data):
+            raise ValueError(f"{self._path} is no journal of a replay; name another file")
+        for number, line in enumerate(lines, start=1):
+            try:
+                entry = json.loads(line)
+                if number > 1:
+                    window, pool, block, shards = map(int, entry["task"])
+                    WindowFigures.from_dict(entry["figures"])  # fails here if it ever does
+                    self._known[window, pool, block, shards] = (entry["digest"], entry["figures"])
+                    continue
+                kind, settings = entry["kind"], entry["settings"]
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{self._path}, line {number}, is not of a replay's journal; "
+                    "repair it, remove it or name another"
+                ) from error
+            if kind != _KIND:
+                raise ValueError(f"{self._path} is a journal of {kind!r}; this is {_KIND!r}")
+            _same_settings(self._path, settings, head["settings"])
+        if whole < len(data):
+            with self._path.open("r+b") as file:
+                file.truncate(whole)
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    return json.dumps(entry, separators=(",", ":")) + "\n"
+
+
+def _same_settings(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """ValueError that names the first setting that differs."""
+    for name in sorted({*then, *now}):
+        old, new = then.get(name), now.get(name)
+        if old != new:
+            raise ValueError(
+                f"{path} was written with {name}={old!r}, this replay has {name}={new!r}; "
+                "remove the journal or name another"
+            )
+
+
+def _key(task: WindowTask) -> tuple[int, int, int, int]:
+    candidate = task.candidate
+    return (task.window, candidate.pool_size, candidate.block_size, candidate.head_shards)

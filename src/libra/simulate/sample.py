@@ -1,0 +1,140 @@
+"""Which windows of a long corpus to replay, and what they tell of the others.
+
+Windows are sorted by one number (how heavy their heaviest pack is, or the CV of their packs) and
+cut into strata of like windows; every stratum gives its share.  Skew decides most figures, so a
+stratified mean is far surer than one of windows drawn at random.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from libra.workload import check_count
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WindowSample:
+    """Windows to replay, all of them or some of each stratum."""
+
+    windows: IntArray
+    """Windows chosen, ascending, [chosen]."""
+    stratum: IntArray
+    """Stratum of each, [chosen]."""
+    sizes: IntArray
+    """Windows of the corpus in each stratum, [strata]."""
+
+    @property
+    def corpus_windows(self) -> int:
+        """Windows of the corpus."""
+        return int(self.sizes.sum())
+
+
+def every_window(count: int) -> WindowSample:
+    """All of `count` windows: estimates are then the corpus's own means."""
+    return WindowSample(
+        windows=np.arange(count, dtype=np.int64),
+        stratum=np.zeros(count, dtype=np.int64),
+        sizes=np.array([count], dtype=np.int64),
+    )
+
+
+def sample_windows(
+    skew: ArrayLike, count: int, *, strata: int | None = None, seed: int = 0
+) -> WindowSample:
+    """Choose `count` windows by `skew` [windows], finite: in every stratum alike, at random.
+
+    `strata` None takes one for each four windows chosen, at most 16; each needs two for its spread.
+    All windows where `count` reaches them.  Same seed, same windows.
+
+    Raises ValueError for skews that are not finite, fewer than 2 windows, and strata that leave one
+    with fewer than 2.
+    """
+    values = np.asarray(skew, dtype=np.float64)
+    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
+        raise ValueError(f"skew must hold one finite number a window; got shape {values.shape}")
+    if check_count("count", count) >= len(values):
+        return every_window(len(values))
+    check_count("count", count, least=2)
+    wanted = min(16, max(1, count // 4)) if strata is None else check_count("strata", strata)
+    if 2 * wanted > count:
+        raise ValueError(
+            f"{count} windows in strata={wanted}: each stratum needs two; choose fewer strata or "
+            "more windows"
+        )
+    source = np.random.default_rng(check_count("seed", seed, least=0))
+    groups = np.array_split(np.argsort(values, kind="stable"), wanted)
+    shares = np.array([len(part) for part in np.array_split(np.arange(count), wanted)])
+    chosen, stratum = [], []
+    for i, (group, share) in enumerate(zip(groups, shares.tolist(), strict=True)):
+        chosen.append(source.permutation(group)[:share])
+        stratum.append(np.full(share, i, dtype=np.int64))
+    windows = np.concatenate(chosen)
+    order = np.argsort(windows)
+    return WindowSample(
+        windows=windows[order],
+        stratum=np.concatenate(stratum)[order],
+        sizes=np.array([len(group) for group in groups], dtype=np.int64),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over the corpus's windows, how sure it is, and the largest value seen."""
+
+    mean: float
+    low: float
+    """Lower end of the 95% confidence interval; the mean itself where all windows were seen."""
+    high: float
+    most: float
+
+    def with_most(self, most: float) -> Estimate:
+        """The same with another largest value."""
+        return replace(self, most=most)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {"mean": self.mean, "low": self.low, "high": self.high, "most": self.most}
+
+
+def estimate(values: FloatArray, sample: WindowSample) -> Estimate:
+    """Stratified mean of `values` [chosen] over the corpus, with its 95% interval.
+
+    Variances of the strata's means are shrunk by the part of each stratum that was seen; Student's
+    t with the degrees of freedom that all strata have together.
+    """
+    weight = sample.sizes / sample.corpus_windows
+    seen = np.bincount(sample.stratum, minlength=len(weight))
+    means = np.bincount(sample.stratum, weights=values, minlength=len(weight)) / seen
+    mean = float(weight @ means)
+    off = values - means[sample.stratum]
+    squares = np.bincount(sample.stratum, weights=off * off, minlength=len(weight))
+    unseen = 1.0 - seen / sample.sizes
+    spread = squares / np.maximum(seen - 1, 1) / seen * unseen
+    freedom = int(np.maximum(seen - 1, 0).sum())
+    half = math.sqrt(float(weight**2 @ spread)) * (_student(freedom) if freedom else 0.0)
+    return Estimate(mean=mean, low=mean - half, high=mean + half, most=float(values.max()))
+
+
+def _student(freedom: int) -> float:
+    """97.5th percentile of Student's t: exact for 1 and 2, else Cornish-Fisher to 1%."""
+    if freedom == 1:
+        return math.tan(math.pi * 0.475)
+    if freedom == 2:
+        return 0.95 * math.sqrt(2.0 / (1.0 - 0.95**2))
+    z = NormalDist().inv_cdf(0.975)
+    terms: tuple[float, ...] = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return math.fsum(term / freedom**i for i, term in enumerate(terms))

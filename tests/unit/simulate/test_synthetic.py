@@ -1,0 +1,186 @@
+"""The generator: what it promises of its stream, and the paper's pool imbalances."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import libra
+from benchmarks.synthetic import (
+    MODELS,
+    PAPER,
+    POOL_SIZES,
+    cut_to,
+    generated_packs,
+    window_best_fit,
+    windows_of,
+)
+from libra.simulate.pools import PoolCurve, pool_curve
+from libra.simulate.synthetic import CORPUS_1M, CORPUS_256K, LengthModel, generate_lengths
+
+MIX = Path(__file__).parents[2] / "data" / "lengths-mix.npy"
+PACKS_AND_SEEDS = {"256K": (12_800, (0, 1)), "1M": (8192, (0, 1))}
+
+PLAIN = LengthModel(
+    median=500, sigma=0.5, tail_share=0.2, alpha=1.0, tail_start=10_000, longest=100_000
+)
+
+
+def drawn(model: LengthModel, samples: int, *, seed: int = 0, chunk: int = 1 << 20) -> list[int]:
+    chunks = list(generate_lengths(model, samples, seed=seed, chunk=chunk))
+    return [length for each in chunks for length in each.tolist()]
+
+
+@pytest.mark.parametrize("chunk", [1000, 131_072, 131_073, 10**6])
+def test_the_stream_does_not_depend_on_the_chunk(chunk: int) -> None:
+    assert drawn(CORPUS_1M, 300_000, chunk=chunk) == drawn(CORPUS_1M, 300_000)
+
+
+def test_more_samples_start_like_fewer_and_no_limit_goes_on() -> None:
+    endless = itertools.islice(generate_lengths(PLAIN, seed=3, chunk=70_000), 3)
+    lengths = np.concatenate(list(endless))
+    assert len(lengths) == 210_000
+    assert lengths[:1000].tolist() == drawn(PLAIN, 1000, seed=3)
+
+
+def test_seeds_differ() -> None:
+    assert drawn(PLAIN, 100, seed=0) != drawn(PLAIN, 100, seed=1)
+
+
+@pytest.mark.parametrize("model", [CORPUS_256K, CORPUS_1M])
+def test_lengths_have_the_published_median_and_reach_l(model: LengthModel) -> None:
+    lengths = np.array(drawn(model, 3_000_000))
+    assert abs(np.median(lengths) - 644) < 10
+    assert 1 <= lengths.min() and model.longest * 0.99 < lengths.max() <= model.longest
+
+
+@pytest.mark.parametrize("run", [1.0, 4.0])
+def test_tail_samples_have_their_share_whatever_their_runs(run: float) -> None:
+    model = dataclasses.replace(PLAIN, tail_run=run)
+    tail = np.array(drawn(model, 1 << 20)) >= model.tail_start
+    assert tail.mean() == pytest.approx(0.2, rel=0.02)
+    follows = tail[1:][tail[:-1]].mean()  # a run of mean n ends after a tail sample in 1 of n
+    alone = 1 - np.exp(np.log1p(-0.2) / run)  # another run begins there
+    assert follows == pytest.approx(1 - (1 / run) * (1 - alone), abs=0.03)
+
+
+def test_the_tail_is_a_truncated_pareto_with_an_atom() -> None:
+    model = dataclasses.replace(PLAIN, tail_share=0.5, at_longest=0.25)
+    lengths = np.array(drawn(model, 1 << 20))
+    tail = lengths[lengths >= model.tail_start]
+    assert (tail == model.longest).mean() == pytest.approx(0.25, abs=0.005)
+    rest = tail[tail < model.longest]
+    below = (1 - (10_000 / 30_000)) / (1 - (10_000 / 100_000))  # its distribution function at 30000
+    assert (rest < 30_000).mean() == pytest.approx(below, abs=0.005)
+
+
+def test_ten_million_samples_take_about_a_second() -> None:
+    begin = time.process_time()
+    assert sum(map(len, generate_lengths(CORPUS_256K, 10_000_000))) == 10_000_000
+    assert time.process_time() - begin <= 2
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"median": 0}, "median is 0"),
+        ({"sigma": float("nan")}, "sigma is nan"),
+        ({"sigma": -0.1}, "sigma"),
+        ({"alpha": 0}, "alpha is 0.*> 0"),
+        ({"tail_share": 1}, "tail_share is 1.*below 1"),
+        ({"tail_share": -0.1}, "tail_share"),
+        ({"at_longest": 1.5}, "at_longest is 1.5"),
+        ({"tail_run": 0.5}, "tail_run is 0.5"),
+        ({"tail_start": 0}, "tail_start is 0"),
+        ({"tail_start": 200_000}, "tail_start is 200000, above longest=100000"),
+        ({"longest": 2**31 + 1}, "longest"),
+    ],
+)
+def test_what_no_distribution_has_is_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(PLAIN, **changes)
+
+
+@pytest.mark.parametrize("arguments", [{"samples": 0}, {"chunk": 0}, {"seed": -1}])
+def test_bad_counts_are_refused_before_the_first_chunk(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        generate_lengths(PLAIN, **{"samples": 10, **arguments})
+
+
+@pytest.fixture(scope="module")
+def curves() -> dict[tuple[str, int], list[PoolCurve]]:
+    """Every column of the paper's table, one curve a seed."""
+    found: dict[tuple[str, int], list[PoolCurve]] = {}
+    for name, (count, seeds) in PACKS_AND_SEEDS.items():
+        for seed in seeds:
+            packs = generated_packs(MODELS[name], count, seed)
+            for batch in (batch for corpus, batch in PAPER if corpus == name):
+                found.setdefault((name, batch), []).append(
+                    pool_curve(windows_of(packs, batch), POOL_SIZES)
+                )
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", PAPER)
+def test_pools_are_as_unequal_as_the_paper_says(
+    column: tuple[str, int], curves: dict[tuple[str, int], list[PoolCurve]]
+) -> None:
+    per_seed = curves[column]
+    assert sum(map(len, per_seed)) >= 100
+    before = np.concatenate([curve.before for curve in per_seed]).mean(axis=0)
+    after = np.concatenate([curve.placed for curve in per_seed]).mean(axis=0)
+    heaviest = np.concatenate([curve.heaviest for curve in per_seed])
+    refined = np.concatenate([curve.refined for curve in per_seed])
+    for i, size in enumerate(POOL_SIZES):
+        paper_before, paper_after = PAPER[column][i]
+        assert before[i] == pytest.approx(paper_before, rel=0.25)
+        if size <= 4:
+            assert after[i] == pytest.approx(paper_after, rel=0.2)
+        else:
+            assert after[i] <= 0.03
+            assert refined[heaviest <= size, i].mean() <= 0.005
+
+
+def test_real_lengths_come_near_the_paper_with_nothing_fitted() -> None:
+    lengths = cut_to(np.load(MIX), 1 << 20)
+    assert lengths.max() == 1 << 20
+    curve = pool_curve(window_best_fit(lengths, 1 << 20, 32), POOL_SIZES)
+    assert len(curve) == 38
+    # what another implementation of this packing finds
+    assert curve.before.mean(axis=0) == pytest.approx([2.056, 1.084, 0.531, 0.209], rel=0.15)
+    assert curve.placed.mean(axis=0)[:2] == pytest.approx([1.147, 0.169], rel=0.15)
+    assert curve.placed.mean(axis=0)[2:].max() < 0.01
+
+
+def test_windows_packed_one_at_a_time_hold_whole_packs_of_whole_samples() -> None:
+    lengths = np.array([5, 4, 3, 3, 2, 1, 1, 1, 6, 6, 2, 2])
+    windows = [sorted(window.tolist()) for window in window_best_fit(lengths, 6, 2)]
+    # the buffer holds 5, 4, 3 at first, then the 3 that is left and 3, 2, 1, 1, 1, 6
+    assert windows[:2] == [[4 * 4, 5 * 5], [3 * 3 + 3 * 3, 6 * 6]]
+    assert all(len(window) == 2 for window in windows)
+
+
+def test_cutting_keeps_all_tokens_in_place() -> None:
+    assert cut_to(np.array([3, 25, 10, 11], dtype=np.uint32), 10).tolist() == [
+        3, 10, 10, 5, 10, 10, 1,
+    ]  # fmt: skip
+
+
+def test_a_pool_curve_is_what_placement_and_refinement_say() -> None:
+    windows = np.random.default_rng(0).integers(1, 1000, (5, 16))
+    curve = pool_curve(windows, [2, 4])
+    pools = libra.place_packs(windows[3], 4)
+    loads = windows[3][pools].sum(axis=1)
+    assert curve.placed[3, 1] == pytest.approx(loads.max() / loads.mean() - 1)
+    assert (curve.refined <= curve.placed).all()
+    assert curve.heaviest[3] == windows[3].max() / windows[3].mean()
+    with pytest.raises(ValueError, match="pool_size=3"):
+        pool_curve(windows, [3])
+    with pytest.raises(ValueError, match="no window"):
+        pool_curve([], [2])

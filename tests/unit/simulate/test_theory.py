@@ -1,0 +1,69 @@
+"""The law of large numbers: the formula of the paper, and packs grouped at random."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from libra.simulate.theory import expected_imbalance, random_grouping, variation
+
+
+def test_the_formula_is_the_papers() -> None:
+    expected = expected_imbalance(1.29, 128, [2, 8])
+    assert expected[0] == pytest.approx(1.29 / math.sqrt(2) * math.sqrt(2 * math.log(64)))
+    assert expected[1] == pytest.approx(1.29 / math.sqrt(8) * math.sqrt(2 * math.log(16)))
+
+
+def test_arguments_broadcast_and_one_pool_is_balanced() -> None:
+    table = expected_imbalance(1.0, np.array([[64], [128]]), [1, 64])
+    assert table.shape == (2, 2)
+    assert table[0, 1] == 0
+
+
+@pytest.mark.parametrize("arguments", [(-1, 8, 2), (float("nan"), 8, 2), (1, 8, 16), (1, 8, 0)])
+def test_what_no_grouping_has_is_refused(arguments: tuple[float, int, int]) -> None:
+    with pytest.raises(ValueError, match=r"variation|pool_size"):
+        expected_imbalance(*arguments)
+
+
+def test_random_pools_of_many_like_packs_follow_the_formula() -> None:
+    workloads = np.random.default_rng(0).gamma(4.0, 1.0, 20_000)
+    assert variation(workloads) == pytest.approx(0.5, rel=0.03)
+    found = random_grouping(workloads, packs=1024, pool_sizes=[4, 16, 1024], draws=200)
+    expected = expected_imbalance(variation(workloads), 1024, [4, 16, 1024])
+    assert found.imbalance[:2] == pytest.approx(expected[:2], rel=0.25)
+    assert found.imbalance[2] == pytest.approx(0, abs=1e-12)
+    assert (found.low <= found.imbalance).all() and (found.imbalance <= found.high + 1e-12).all()
+
+
+def test_draws_agree_with_every_possible_grouping() -> None:
+    workloads = [0.0, 1.0, 2.0, 5.0]
+    # pools of two: 5 with 0, 1 or 2, alike likely, over a mean of 4
+    exact = np.mean([5 / 4, 6 / 4, 7 / 4]) - 1
+    found = random_grouping(workloads, packs=4, pool_sizes=[2], draws=4000, seed=5)
+    assert abs(found.imbalance[0] - exact) < 4 * found.error[0]
+    again = random_grouping(workloads, packs=4, pool_sizes=[2], draws=4000, seed=5)
+    assert found.imbalance.tolist() == again.imbalance.tolist()
+
+
+def test_windows_of_padding_are_balanced() -> None:
+    assert random_grouping([0, 0], packs=2, pool_sizes=1, draws=3).imbalance.tolist() == [0.0]
+    assert variation([0, 0]) == 0
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"packs": 9}, "8 packs, less than one window of 9"),
+        ({"pool_sizes": [2, 3]}, "3, which does not divide"),
+        ({"pool_sizes": [0]}, "0, which"),
+        ({"draws": 0}, "draws"),
+        ({"workloads": [1.0, float("nan")]}, "finite"),
+    ],
+)
+def test_bad_requests_are_refused(changes: dict[str, object], message: str) -> None:
+    arguments = {"workloads": np.arange(8), "packs": 4, "pool_sizes": [2], **changes}
+    with pytest.raises(ValueError, match=message):
+        random_grouping(arguments.pop("workloads"), **arguments)  # type: ignore[arg-type]
