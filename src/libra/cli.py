@@ -18,6 +18,7 @@ from tyro.extras import SubcommandApp
 from libra.demo import DemoConfig, run_demo
 from libra.show.plan_command import PlanOptions, run_plan
 from libra.simulate.calibrate import CalibrateOptions, run_calibrate
+from libra.simulate.command import SimulateOptions, run_simulate
 
 Job = Callable[[], int]
 """Does a subcommand's work and returns the exit code."""
@@ -30,6 +31,7 @@ def main(args: Sequence[str] | None = None) -> int:
     app = SubcommandApp()
     app.command(demo)
     app.command(plan)
+    app.command(simulate)
     app.command(calibrate)
     job: Job = app.cli(
         prog="libra",
@@ -51,6 +53,11 @@ def demo(config: tyro.conf.OmitArgPrefixes[DemoConfig]) -> Job:
 def plan(options: Annotated[PlanOptions, tyro.conf.arg(name="")]) -> Job:
     """Plan one pool of a corpus on this machine's CPU; show who computes and sends what."""
     return partial(run_plan, options)
+
+
+def simulate(options: Annotated[SimulateOptions, tyro.conf.arg(name="")]) -> Job:
+    """Replay a corpus on a model of a cluster; recommend a configuration."""
+    return partial(run_simulate, options)
 
 
 def calibrate(options: Annotated[CalibrateOptions, tyro.conf.arg(name="")]) -> Job:

@@ -55,6 +55,14 @@ class PoolTally:
         """
         return self.fetched_q + self.fetched_kv + self.remote_o
 
+    def backward_memory(self, element_bytes: int) -> IntArray:
+        """The same while a layer runs backward, with `element_bytes` an element, [workers].
+
+        What the forward held, dO and dQ beside O and Q, and sums of dK and dV in at least fp32.
+        """
+        sums = self.fetched_kv // element_bytes * max(4, element_bytes)
+        return 2 * (self.fetched_q + self.remote_o) + self.fetched_kv + sums
+
 
 def pool_tally(plan: PoolPlan, work: Work | None = None) -> PoolTally:
     """Count a plan; `work` spares making its `pool_work` again."""

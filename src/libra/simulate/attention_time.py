@@ -30,11 +30,12 @@ class AttentionTime:
     """False waits for the whole dispatch, then attends, then returns: no pipeliner."""
 
     def __call__(self, plan: PoolPlan) -> dict[str, float]:
-        """Figures of one plan, one layer, in seconds.
+        """Figures of one plan and layer, in seconds and bytes.
 
         `forward_seconds`, `backward_seconds`: until the pool's last worker has all that it gets.
         `compute_seconds`: both passes' attention of the busiest worker.
         `mean_compute_seconds`: the same of the mean worker.
+        `held_bytes`: most that a worker holds for others while it runs backward.
         """
         work = pool_work(plan)
         tally = pool_tally(plan, work)
@@ -58,6 +59,7 @@ class AttentionTime:
             "backward_seconds": ends["backward"],
             "compute_seconds": float(compute.max()),
             "mean_compute_seconds": float(compute.mean()),
+            "held_bytes": float(tally.backward_memory(plan.heads.bytes).max()),
         }
 
 

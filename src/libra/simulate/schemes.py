@@ -14,7 +14,7 @@ All but Ulysses and WLB use the placement of the configuration given.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -31,7 +31,6 @@ from libra.simulate.cost.models import Model
 from libra.simulate.cost.parallelism import Parallelism
 from libra.simulate.cost.step import StepSeconds, step_seconds
 from libra.simulate.wlb import pack_by_cost
-from libra.workload import causal_pairs
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -73,33 +72,51 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SchemeTimes:
-    """One layer's attention in every microbatch of a step, [GA, DP] each, seconds."""
+class SchemeFigures:
+    """One layer's attention in every pool of a window, in the order of emission, seconds.
+
+    Without pools a pack is a pool of its own.
+    """
 
     forward: FloatArray
-    """Until the slowest worker of the replica's pool has all that it gets."""
+    """Until the pool's slowest worker has all that it gets, [pools]."""
     backward: FloatArray
     compute: FloatArray
-    """Both passes' attention of the busiest worker of the replica's pool."""
+    """Both passes' attention of the busiest worker."""
     linear: FloatArray
-    """Tokens of the pack over L."""
+    """Tokens of the pool's packs over L."""
     pool_size: int
-    """Replicas that wait for each other at every index."""
+
+    def replicas(self, values: FloatArray, parallelism: Parallelism) -> FloatArray:
+        """One of these figures for each microbatch of a step, [GA, DP]."""
+        shape = (parallelism.microbatches, parallelism.dp)
+        return np.repeat(values, self.pool_size).reshape(shape)
+
+    def take(self, chosen: IntArray) -> SchemeFigures:
+        """Those of some pools, in the order given and as often as named."""
+        return replace(
+            self,
+            forward=self.forward[chosen],
+            backward=self.backward[chosen],
+            compute=self.compute[chosen],
+            linear=self.linear[chosen],
+        )
 
     def step(self, setting: Setting) -> StepSeconds:
-        """The step that these microbatches make."""
+        """The step that these pools make."""
+        spread = setting.parallelism
         return step_seconds(
             setting.model,
-            setting.parallelism,
+            spread,
             setting.time.cluster,
-            attention_forward=self.forward,
-            attention_backward=self.backward,
-            linear=self.linear,
+            attention_forward=self.replicas(self.forward, spread),
+            attention_backward=self.replicas(self.backward, spread),
+            linear=self.replicas(self.linear, spread),
             pool_size=self.pool_size,
         )
 
 
-def scheme_times(packs: Packs, setting: Setting, scheme: str) -> SchemeTimes | None:
+def scheme_figures(packs: Packs, setting: Setting, scheme: str) -> SchemeFigures | None:
     """One scheme on one window of GBS packs; None where its pools are too large to plan.
 
     Raises ValueError for an unknown scheme, and for a window or configuration that doesn't fit.
@@ -110,94 +127,77 @@ def scheme_times(packs: Packs, setting: Setting, scheme: str) -> SchemeTimes | N
         raise ValueError(
             f"a window of {len(packs)} packs for global_batch={setting.parallelism.global_batch}"
         )
-    if scheme == "ulysses":
-        return _replicas(list(packs), packs.tokens, setting)
     if scheme == "wlb":
         return _wlb(packs, setting)
-    if scheme == "ideal":
-        return _ideal(packs, setting)
+    if scheme in ("ulysses", "ideal"):
+        found = ulysses_figures(packs, setting)
+        return found if scheme == "ulysses" else ideal_figures(found, packs.tokens, setting)
     return _pooled(packs, setting, scheme)
+
+
+def ulysses_figures(packs: Packs, setting: Setting) -> SchemeFigures:
+    """Every pack on its own CP group, any number of packs."""
+    return _figures([ulysses_seconds(lengths, packs.tokens, setting) for lengths in packs])
 
 
 def ulysses_seconds(lengths: IntArray, tokens: int, setting: Setting) -> dict[str, float]:
     """Attention of one pack on its own CP group; figures of `AttentionTime`."""
+    if not len(lengths):
+        return dict.fromkeys((*_FIGURES, "mean_compute_seconds"), 0.0)
+    config = PoolConfig(
+        pool_size=1,
+        placement="ulysses",
+        chunks=1,
+        shard_layout=setting.config.shard_layout,
+        backward=setting.config.backward,
+        ranks_per_node=setting.config.ranks_per_node,
+    )
     plan = plan_pool(
         [np.append(0, np.cumsum(lengths))],
         cp_size=setting.parallelism.cp,
-        config=ulysses_config(setting.config),
+        config=config,
         heads=setting.heads,
         tokens=tokens,
     )
     return setting.time(plan)
 
 
-def ulysses_config(config: PoolConfig) -> PoolConfig:
-    """The baseline beside a configuration: same shards, nothing overlaps."""
-    return PoolConfig(
-        pool_size=1,
-        placement="ulysses",
-        chunks=1,
-        shard_layout=config.shard_layout,
-        backward=config.backward,
-        ranks_per_node=config.ranks_per_node,
-    )
-
-
-def _replicas(packs: Sequence[IntArray], tokens: int, setting: Setting) -> SchemeTimes:
-    """Every pack on its own CP group, in the order given."""
-    ends = [int(lengths.sum()) for lengths in packs]
-    found = [
-        ulysses_seconds(lengths, max(tokens, end), setting)
-        for lengths, end in zip(packs, ends, strict=True)
-    ]
-    return _table(found, 1, setting, np.ones(len(packs)))
-
-
-def _wlb(packs: Packs, setting: Setting) -> SchemeTimes:
-    parallelism, tokens = setting.parallelism, packs.tokens
-    linear = layer_seconds(setting.model, parallelism, setting.time.cluster)
-    pairs = float(causal_pairs(0, tokens))
+def _wlb(packs: Packs, setting: Setting) -> SchemeFigures:
+    """The window's samples packed again by cost, each pack on its own CP group."""
+    tokens, cp = packs.tokens, setting.parallelism.cp
     one = ulysses_seconds(np.array([tokens]), tokens, setting)["mean_compute_seconds"]
-    a_pair = one / pairs / 2  # of l^2, which is two pairs
+    a_key = one / tokens**2  # a query and key of a sample of l tokens, of which there are l^2
+    linear = layer_seconds(setting.model, setting.parallelism, setting.time.cluster)
     a_token = (linear.forward + linear.backward) / tokens
     packed = pack_by_cost(
         packs.lengths,
         len(packs),
         int(setting.most_tokens * tokens),
-        linear_tokens=a_token / a_pair,
+        linear_tokens=a_token / a_key,
     )
-    ends = [int(lengths.sum()) for lengths in packed]
+    ends = np.array([lengths.sum() for lengths in packed])
     found = [
-        ulysses_seconds(lengths, -(-end // parallelism.cp) * parallelism.cp, setting)
-        if end
-        else dict.fromkeys(_FIGURES, 0.0)
+        ulysses_seconds(lengths, -(-int(end) // cp) * cp, setting)
         for lengths, end in zip(packed, ends, strict=True)
     ]
-    return _table(found, 1, setting, np.array(ends) / tokens)
+    return _figures(found, linear=ends / tokens)
 
 
-def _ideal(packs: Packs, setting: Setting) -> SchemeTimes:
-    """The work of Ulysses, without its transfers, spread over all."""
-    ulysses = [ulysses_seconds(lengths, packs.tokens, setting) for lengths in packs]
-    compute = float(np.mean([each["mean_compute_seconds"] for each in ulysses]))
-    # How Ulysses divides its seconds between the passes, transfers left out.
-    whole = np.array([packs.tokens], dtype=np.int64)
-    table = setting.time.table
+def ideal_figures(ulysses: SchemeFigures, tokens: int, setting: Setting) -> SchemeFigures:
+    """The work of Ulysses, whose workers share a pack equally, spread over all; nothing moves."""
+    compute = np.full_like(ulysses.compute, ulysses.compute.mean())
     heads = max(1, setting.heads.q // setting.parallelism.cp)
     forward, backward = (
-        float(table.seconds(whole, whole, heads, direction=direction)[0])
+        float(setting.time.table.seconds(tokens, tokens, heads, direction=direction))
         for direction in ("forward", "backward")
     )
     share = forward / (forward + backward)
-    found = {
-        "forward_seconds": share * compute,
-        "backward_seconds": (1 - share) * compute,
-        "compute_seconds": compute,
-    }
-    return _table([found] * len(packs), 1, setting, np.ones(len(packs)))
+    return replace(
+        ulysses, forward=share * compute, backward=(1 - share) * compute, compute=compute
+    )
 
 
-def _pooled(packs: Packs, setting: Setting, scheme: str) -> SchemeTimes | None:
+def _pooled(packs: Packs, setting: Setting, scheme: str) -> SchemeFigures | None:
     parallelism = setting.parallelism
     size = parallelism.dp if scheme == "cluster" else min(setting.config.pool_size, parallelism.dp)
     if size * parallelism.cp > _MOST_PLANNED:
@@ -210,11 +210,8 @@ def _pooled(packs: Packs, setting: Setting, scheme: str) -> SchemeTimes | None:
     else:
         pools = refine_pools(weights, place_packs(weights, size))
         pools = order_pools(weights, pools, parallelism.dp // size, "grouped")
+    time = replace(setting.time, overlap=scheme in ("cluster", "libra"))
     config = setting.config.replace(pool_size=size)
-    overlap = scheme in ("cluster", "libra")
-    time = AttentionTime(
-        cluster=setting.time.cluster, table=setting.time.table, tp=setting.time.tp, overlap=overlap
-    )
     found = [
         time(
             plan_pool(
@@ -227,24 +224,20 @@ def _pooled(packs: Packs, setting: Setting, scheme: str) -> SchemeTimes | None:
         )
         for pool in pools.tolist()
     ]
-    return _table(found, size, setting, np.ones(len(packs)))
+    return _figures(found, pool_size=size)
 
 
 _FIGURES: Final = ("forward_seconds", "backward_seconds", "compute_seconds")
 
 
-def _table(
-    found: Sequence[Mapping[str, float]], pool_size: int, setting: Setting, linear: FloatArray
-) -> SchemeTimes:
-    """Figures of pools in emission order as [GA, DP]."""
-    shape = (setting.parallelism.microbatches, setting.parallelism.dp)
-    forward, backward, compute = (
-        np.repeat([each[name] for each in found], pool_size).reshape(shape) for name in _FIGURES
-    )
-    return SchemeTimes(
+def _figures(
+    found: Sequence[Mapping[str, float]], *, pool_size: int = 1, linear: FloatArray | None = None
+) -> SchemeFigures:
+    forward, backward, compute = (np.array([each[name] for each in found]) for name in _FIGURES)
+    return SchemeFigures(
         forward=forward,
         backward=backward,
         compute=compute,
-        linear=linear.reshape(shape),
+        linear=np.ones(len(found)) if linear is None else linear,
         pool_size=pool_size,
     )

@@ -1,0 +1,174 @@
+"""Throughput against the number of replicas: one global batch for all, or as many packs a replica.
+
+With a fixed batch more replicas leave fewer microbatches to each, and one heavy pack stalls more of
+them; with weak scaling the largest of ever more packs does.  Pools are bounded, so both cost Libra
+less and less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libra.packing import Packs
+from libra.simulate.cost.parallelism import Parallelism
+from libra.simulate.schemes import (
+    SCHEMES,
+    SchemeFigures,
+    Setting,
+    ideal_figures,
+    scheme_figures,
+    ulysses_figures,
+)
+
+IntArray = NDArray[np.int64]
+
+_NO_POOLS: Final = ("ulysses", "wlb", "ideal")
+"""Schemes whose figures don't depend on the number of replicas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalePoint:
+    """Predicted throughput at one number of replicas."""
+
+    dp: int
+    gpus: int
+    tokens_per_second: dict[str, float]
+    """Of every scheme; a scheme that cannot be planned at this size is missing."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, with the efficiency: throughput over the ideal one."""
+        ideal = self.tokens_per_second["ideal"]
+        return {
+            "dp": self.dp,
+            "gpus": self.gpus,
+            "tokens_per_second": self.tokens_per_second,
+            "efficiency": {key: rate / ideal for key, rate in self.tokens_per_second.items()},
+        }
+
+
+def fixed_batch(
+    windows: Sequence[Packs],
+    setting: Setting,
+    *,
+    schemes: Sequence[str] = tuple(SCHEMES),
+    most: int = 1024,
+    progress: Callable[[], None] | None = None,
+) -> list[ScalePoint]:
+    """Replicas 1, 2, 4, ... up to `most` that divide the global batch of the setting.
+
+    Figures are means over the windows, GBS packs each.
+    """
+    batch = setting.parallelism.global_batch
+    points = []
+    known: dict[tuple[int, str, int], SchemeFigures | None] = {}
+    for dp in _powers(min(most, batch)):
+        spread = _respread(setting.parallelism, dp=dp, global_batch=batch)
+        if spread is None:
+            continue
+        at = replace(setting, parallelism=spread)
+        rates = {}
+        for scheme in schemes:
+            steps = []
+            for i, packs in enumerate(windows):
+                key = (i, scheme, _pool_size(scheme, at))
+                if key not in known:
+                    known[key] = scheme_figures(packs, at, scheme)
+                    if progress is not None:
+                        progress()
+                found = known[key]
+                if found is not None:
+                    steps.append(found.step(at).tokens_per_second)
+            if steps:
+                rates[scheme] = float(1 / np.mean([1 / rate for rate in steps]))
+        points.append(ScalePoint(dp=dp, gpus=spread.ranks, tokens_per_second=rates))
+    return points
+
+
+def weak(
+    packs: Packs,
+    setting: Setting,
+    *,
+    most: int = 1024,
+    most_packs: int = 4096,
+    seed: int = 0,
+    progress: Callable[[], None] | None = None,
+) -> list[ScalePoint]:
+    """Ulysses, Libra and ideal with 1, 2, 4, ... replicas, as many microbatches each as the setting
+    has.
+
+    A window of GA * dp packs is drawn from `packs`: without repetition, as long as there are
+    enough.  Ends at `most` replicas or `most_packs` packs.
+    """
+    microbatches = setting.parallelism.microbatches
+    source = np.random.default_rng(seed)
+    points = []
+    alone: SchemeFigures | None = None
+    for dp in _powers(most):
+        wanted = microbatches * dp
+        if wanted > most_packs:
+            break
+        spread = _respread(setting.parallelism, dp=dp, global_batch=wanted)
+        if spread is None:
+            continue
+        drawn = _draw(len(packs), wanted, source)
+        at = replace(setting, parallelism=spread)
+        window = select_packs(packs, drawn)
+        if alone is None:
+            alone = ulysses_figures(packs, at)  # of every pack there is, once
+        ulysses = alone.take(drawn)
+        rates = {
+            "ulysses": ulysses.step(at).tokens_per_second,
+            "ideal": ideal_figures(ulysses, packs.tokens, at).step(at).tokens_per_second,
+        }
+        libra = scheme_figures(window, at, "libra")
+        if libra is not None:
+            rates["libra"] = libra.step(at).tokens_per_second
+        if progress is not None:
+            progress()
+        points.append(ScalePoint(dp=dp, gpus=spread.ranks, tokens_per_second=rates))
+    return points
+
+
+def select_packs(packs: Packs, chosen: IntArray) -> Packs:
+    """Some packs, in the order given and as often as named."""
+    starts, stops = packs.offsets[chosen], packs.offsets[chosen + 1]
+    where = np.concatenate(
+        [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
+    ).astype(np.int64)
+    return Packs(
+        tokens=packs.tokens,
+        lengths=packs.lengths[where],
+        offsets=np.append(0, np.cumsum(stops - starts)),
+        samples=packs.samples[where],
+        starts=packs.starts[where],
+    )
+
+
+def _draw(packs: int, wanted: int, source: np.random.Generator) -> IntArray:
+    """Packs drawn at random, none more often than it must."""
+    rounds = [source.permutation(packs) for _ in range(-(-wanted // packs))]
+    return np.concatenate(rounds)[:wanted]
+
+
+def _pool_size(scheme: str, setting: Setting) -> int:
+    if scheme in _NO_POOLS:
+        return 1
+    dp = setting.parallelism.dp
+    return dp if scheme == "cluster" else min(setting.config.pool_size, dp)
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << i for i in range(most.bit_length())]
+
+
+def _respread(parallelism: Parallelism, *, dp: int, global_batch: int) -> Parallelism | None:
+    """The same with other replicas; None where they can't be spread so."""
+    try:
+        return replace(parallelism, dp=dp, global_batch=global_batch)
+    except ValueError:
+        return None
