@@ -141,7 +141,7 @@ class SimulateOptions:
     """Write a report to this file, whole without a network.  Needs jinja2 (the extra `report`)."""
 
     plots: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Write the figures of the report here, as SVG and PNG.  Needs matplotlib (the extra `report`)."""
+    """Write the report's figures here, as SVG and PNG.  Needs matplotlib (the extra `report`)."""
 
     seed: int = 0
     """Of all that is drawn at random."""
