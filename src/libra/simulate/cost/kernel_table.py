@@ -95,22 +95,17 @@ class KernelTable:
         """Fraction of the peak that such segments reach; broadcasts.  Raises ValueError."""
         check_choice("direction", direction, DIRECTIONS)
         q, k, h = _check_segments(q_len, k_len, heads)
-        values = np.log(self.forward if direction == "forward" else self.backward)
-        places = (
-            _place(self.q_len, q.astype(np.float64)),
-            _place(self.k_per_q, k / q),
-            _place(self.heads, h.astype(np.float64)),
+        from libra.simulate.cost.interpolation import interpolate  # numba: where it is needed
+
+        points = np.broadcast_arrays(q, k, h)
+        found = interpolate(
+            np.log(self.q_len),
+            np.log(self.k_per_q),
+            np.log(self.heads),
+            np.log(self.forward if direction == "forward" else self.backward),
+            *(np.ascontiguousarray(axis).ravel() for axis in points),
         )
-        result = np.zeros(np.broadcast_shapes(q.shape, k.shape, h.shape))
-        sides = tuple(min(2, n) for n in values.shape)  # an axis of one point has no other side
-        for corner in np.ndindex(sides):
-            weight: Floats | float = 1.0
-            at = []
-            for side, (low, high, share) in zip(corner, places, strict=True):
-                weight = weight * (share if side else 1 - share)
-                at.append(high if side else low)
-            result += weight * values[at[0], at[1], at[2]]
-        return np.asarray(np.exp(result))
+        return np.asarray(found.reshape(points[0].shape))
 
     def seconds(
         self, q_len: ArrayLike, k_len: ArrayLike, heads: ArrayLike, *, direction: Direction
@@ -141,19 +136,6 @@ def segment_flops(
     pairs = causal_pairs(k - q, k).astype(np.float64) * np.asarray(heads, dtype=np.float64)
     times = BACKWARD_OPERATIONS if direction == "backward" else 1.0
     return np.asarray(pairs * (2 * (key_dim + value_dim) * times))
-
-
-def _place(
-    grid: NDArray[np.int64] | Floats, values: Floats
-) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
-    """The grid points on either side of each value, and how far it is to the upper, in logs."""
-    logs = np.log(grid.astype(np.float64))
-    at = np.clip(np.log(values), logs[0], logs[-1])
-    low = np.clip(np.searchsorted(logs, at, side="right") - 1, 0, max(0, len(logs) - 2))
-    high = np.minimum(low + 1, len(logs) - 1)
-    gap = logs[high] - logs[low]
-    share = np.divide(at - logs[low], gap, out=np.zeros_like(at), where=gap > 0)
-    return low, high, share
 
 
 def _check_segments(

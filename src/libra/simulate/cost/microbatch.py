@@ -106,8 +106,8 @@ def microbatch_seconds(
 
     `attention_forward` and `attention_backward` are one layer's, exchanges included, for any number
     of microbatches; they broadcast.  `linear` are a microbatch's tokens over L, other than 1 where
-    packs differ in length: all that is not attention grows with them.  `last` says that the chunk ends in the output projection and
-    the loss.
+    packs differ in length: all that is not attention grows with them.  `last` says that the chunk
+    ends in the output projection and the loss.
     """
     forward = np.asarray(attention_forward, dtype=np.float64)
     backward = np.asarray(attention_backward, dtype=np.float64)
