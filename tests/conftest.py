@@ -8,6 +8,7 @@ import os
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
 
+import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 # Cases that reach ranks have no steady duration, and a failure must repeat itself on the next run.
@@ -19,3 +20,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("libra")
+
+
+@pytest.fixture
+def short_relays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans made and used in this process may have relays for runs of any length."""
+    from libra.plan import relays
+
+    monkeypatch.setattr(relays, "FEWEST_ROWS", 1)
+
+
+@pytest.fixture
+def eager_relays(short_relays: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And have them whether or not that relieves anyone."""
+    from libra.plan import pool_plan
+
+    monkeypatch.setattr(pool_plan, "relieves", lambda direct, relayed: True)

@@ -70,6 +70,10 @@ def exchange(plan: PoolPlan) -> Exchange:
         lane_rows = [rows.reshape(-1, lanes.kv_heads) for rows in k_local]
         arrived = all_to_all(messages, lane_rows)
         k_traffic += np.stack([m.send_counts for m in messages]) * lanes.kv_heads
+        messages = [route.relay[chunk] for route in routes]
+        passed_on = all_to_all(messages, arrived)
+        k_traffic += np.stack([m.send_counts for m in messages]) * lanes.kv_heads
+        arrived = [np.concatenate(both) for both in zip(arrived, passed_on, strict=True)]
         for worker, rows in enumerate(arrived):
             assembly = routes[worker].assembly[chunk]
             buffer = np.full((assembly.rows, lanes.kv_heads), NOTHING, dtype=np.int64)

@@ -78,6 +78,7 @@ def small_pools(
         placement=placement,
         tolerance=draw(st.sampled_from(TOLERANCES)),
         shard_layout=draw(st.sampled_from(["contiguous", "zigzag"])),
+        ranks_per_node=draw(st.sampled_from([1, 2, 8])),
     )
     packs = [draw(sample_bounds(tokens)) for _ in range(config.pool_size)]
     return SmallPool(packs=packs, tokens=tokens, cp_size=cp_size, config=config, heads=heads)

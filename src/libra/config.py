@@ -71,7 +71,8 @@ class PoolConfig:
     ranks_per_node: int = 8
     """Neighbouring workers of the pool that share a node, worker 0 the first of its own: 8 GPUs, or
     1 where tensor parallelism fills a node.  They take each other's surplus before those of other
-    nodes do (`surplus` only).
+    nodes do; K and V that several workers of other nodes need leave their holder once and are
+    passed on (`surplus` only).
     """
 
     speeds: Speeds = "equal"

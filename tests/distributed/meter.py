@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from libra.runtime import executor
+from libra.runtime import exchange, executor
 
 Step = tuple[str, str]
 """Pass and way: ("forward", "dispatch"), ("backward", "return")."""
@@ -81,8 +81,11 @@ def metered() -> Iterator[Meter]:
     with contextlib.ExitStack() as stack:
         for owner, name, wrapped in (
             (dist, "all_to_all_single", count),
-            (executor, "dispatch", moving("dispatch", executor.dispatch)),
-            (executor, "give_back", moving("return", executor.give_back)),
+            *(
+                (module, name, moving(way, getattr(module, name)))
+                for module in (executor, exchange)
+                for name, way in (("dispatch", "dispatch"), ("give_back", "return"))
+            ),
             (executor, "forward", passed("forward", executor.forward)),
             (executor, "backward", passed("backward", executor.backward)),
         ):

@@ -4,7 +4,7 @@ byte.
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from libra.plan.messages import last_reader
 from libra.plan.plan import plan_pool
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.tally import PoolTally, pool_tally
+from libra.plan.timeline import Direction, moved_bytes
 from tests.distributed.cases import Case, make_pack, make_pool, my_rows
 from tests.distributed.meter import Meter, Step, metered
 from tests.distributed.ranks import RankPool
@@ -55,15 +56,26 @@ def make_plan(case: Case, pool: int) -> PoolPlan:
 
 
 def chunks_of(step: Step, plan: PoolPlan) -> list[int]:
-    """The chunk of each message of a step, in the order of posting."""
+    """The chunk of each message of a step, in the order of posting on a CPU."""
     chunks = range(plan.lanes.chunks)
     done = last_reader(plan.lanes)
-    again = 3 if plan.config.backward == "refetch" else 0
+    _, relayed = plan.kv_transfers.rows(plan.workers, plan.lanes.chunks).any(axis=(2, 3))
+    fetched = [[chunk] * (5 if chunk == 0 and relayed[0] else 3) for chunk in chunks]
+    later = [chunk for chunk in chunks[1:] if relayed[chunk] for _ in "kv"]
+    dout = [[chunk] + fetched[chunk] * (plan.config.backward == "refetch") for chunk in chunks]
+    home: list[int] = []
+    due: list[int] = []
+    for chunk in chunks:
+        buffers = [buffer for buffer in chunks if done[buffer] == chunk]
+        home += due  # what relays collected after the chunk before
+        home += [chunk] * (2 * len(buffers) + 1)  # to relays, and dQ
+        home += [chunk for buffer in buffers if not relayed[buffer] for _ in "kv"]
+        due = [chunk for buffer in buffers if relayed[buffer] for _ in "kv"]
     return {
-        ("forward", "dispatch"): [chunk for chunk in chunks for _ in "qkv"],
+        ("forward", "dispatch"): [*chain(*fetched), *later],
         ("forward", "return"): list(chunks),
-        ("backward", "dispatch"): [chunk for chunk in chunks for _ in range(1 + again)],
-        ("backward", "return"): [c for c in chunks for _ in range(1 + 2 * done.count(c))],
+        ("backward", "dispatch"): [*chain(*dout), *later * (plan.config.backward == "refetch")],
+        ("backward", "return"): home + due,
     }[step]
 
 
@@ -76,11 +88,11 @@ def by_chunk(messages: list[list[int]], step: Step, plan: PoolPlan) -> NDArray[n
 
 
 def planned(tally: PoolTally) -> dict[Step, NDArray[np.int64]]:
+    directions: tuple[Direction, ...] = ("forward", "backward")
     return {
-        ("forward", "dispatch"): tally.dispatched,
-        ("forward", "return"): tally.returned,
-        ("backward", "dispatch"): tally.backward_dispatched,
-        ("backward", "return"): tally.backward_returned,
+        (direction, way): moved
+        for direction in directions
+        for way, moved in zip(("dispatch", "return"), moved_bytes(tally, direction), strict=True)
     }
 
 
@@ -122,6 +134,7 @@ def case_of(placement: Any, cp: int, **changes: Any) -> Case:
             placement=placement,
             shard_layout=changes.pop("layout", "contiguous"),
             backward=changes.pop("backward", "retain"),
+            ranks_per_node=changes.pop("ranks_per_node", 8),
         ),
         **{"heads": GROUPED, "dtype": torch.float32, **changes},
     )
@@ -147,6 +160,19 @@ def test_also_where_all_chunks_read_the_same_keys_in_half_precision(
         # K and V come with the first chunk; their gradients return once the last has added to them.
         assert tally.dispatched[0].sum() > tally.dispatched[1].sum()
         assert tally.backward_returned[1].sum() > tally.backward_returned[0].sum()
+
+
+@pytest.mark.parametrize("heads", [GROUPED, MULTI_QUERY])
+@pytest.mark.parametrize("cp", [1, 2])
+def test_also_where_relays_pass_rows_on(
+    ranks4: RankPool, cp: int, heads: tuple[int, int, int, int]
+) -> None:
+    for layout, backward in product(("contiguous", "zigzag"), ("retain", "refetch")):
+        plan = check(
+            ranks4,
+            case_of("surplus", cp, layout=layout, backward=backward, heads=heads, ranks_per_node=1),
+        )
+        assert plan.kv_transfers.second.any()
 
 
 def test_where_nothing_moves_nothing_is_sent_or_held(ranks4: RankPool) -> None:

@@ -47,14 +47,18 @@ def slow_tally(plan: PoolPlan, routes: list[Route]) -> PoolTally:
     k_row = lanes.kv_heads * heads.dim * heads.bytes
     v_row = lanes.kv_heads * heads.value_dim * heads.bytes
     o_row = lanes.heads * heads.value_dim * heads.bytes
-    moved = np.zeros((4, lanes.chunks, workers, workers), dtype=np.int64)
-    dispatched, returned, back_dispatched, back_returned = moved
+    moved = np.zeros((7, lanes.chunks, workers, workers), dtype=np.int64)
+    dispatched, relayed, returned = moved[:3]
+    back_dispatched, back_relayed, back_collected, back_returned = moved[3:]
     tally = PoolTally(
         local_pairs=np.zeros(workers, dtype=np.int64),
         pairs=np.zeros((workers, lanes.chunks), dtype=np.int64),
         dispatched=dispatched,
+        relayed=relayed,
         returned=returned,
         backward_dispatched=back_dispatched,
+        backward_relayed=back_relayed,
+        backward_collected=back_collected,
         backward_returned=back_returned,
         fetched_q=np.zeros(workers, dtype=np.int64),
         fetched_kv=np.zeros(workers, dtype=np.int64),
@@ -68,13 +72,18 @@ def slow_tally(plan: PoolPlan, routes: list[Route]) -> PoolTally:
             q, kv, assembly = route.q[chunk], route.kv[chunk], route.assembly[chunk]
             fetched = q.send_counts * q_row + kv.send_counts * (k_row + v_row)
             dispatched[chunk, worker] = fetched
+            passed_on = route.relay[chunk].send_counts * (k_row + v_row)
+            relayed[chunk, worker] = passed_on
             returned[chunk, worker] = q.recv_counts * o_row  # back the way Q came
             back_dispatched[chunk, worker] = q.send_counts * o_row
             if plan.config.backward == "refetch":
                 back_dispatched[chunk, worker] += fetched
+                back_relayed[chunk, worker] = passed_on
             back_returned[chunk, worker] = q.recv_counts * q_row
             for buffer, done in enumerate(route.kv_done):
                 if done == chunk:
+                    partial = route.relay[buffer].recv_counts
+                    back_collected[chunk, worker] += partial * (k_row + v_row)
                     partial = route.kv[buffer].recv_counts
                     back_returned[chunk, worker] += partial * (k_row + v_row)
             tally.fetched_q[worker] += q.received * q_row

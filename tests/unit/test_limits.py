@@ -47,6 +47,7 @@ def at_home(pool: SmallPool) -> PoolPlan:
     ).plan()
 
 
+@pytest.mark.usefixtures("short_relays")
 @given(
     pool=small_pools(placements=("surplus",)),
     traffic=st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.0, 2.0]),
@@ -66,9 +67,13 @@ def test_no_worker_passes_a_limit_that_its_own_rows_keep(
     assert now[2] <= max(memory, held)
 
 
+@pytest.mark.usefixtures("short_relays")
 @given(pool=small_pools(placements=("surplus",)), ranks_per_node=st.integers(1, 12))
 def test_the_placement_counts_no_byte_too_few(pool: SmallPool, ranks_per_node: int) -> None:
-    """What it reckons with while it places is at least what the plan then moves and holds."""
+    """What it reckons with while it places is at least what the plan then moves and holds.
+
+    Relays send what it counts to those who hold the rows, but none more than the busiest of these.
+    """
     kept = {}
 
     def move_surplus(
@@ -85,8 +90,10 @@ def test_the_placement_counts_no_byte_too_few(pool: SmallPool, ranks_per_node: i
             pool.packs, cp_size=pool.cp_size, config=config, heads=pool.heads, tokens=pool.tokens
         )
     moved = plan.traffic.sum(axis=0)
-    now = [moved.sum(axis=1), moved.sum(axis=0), pool_tally(plan).extra_memory]
-    assert (np.stack(now) <= kept["reckoned"]).all()
+    sent, received, held = kept["reckoned"]
+    assert (moved.sum(axis=1) <= (sent.max() if plan.kv_transfers.second.any() else sent)).all()
+    assert (moved.sum(axis=0) <= received).all()
+    assert (pool_tally(plan).extra_memory <= held).all()
 
 
 @given(pool=small_pools(placements=("surplus",)))

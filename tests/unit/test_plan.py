@@ -157,7 +157,7 @@ def change(at: int) -> Callable[[NDArray[np.uint8]], NDArray[np.uint8]]:
         (lambda buffer: buffer[:31], "of 31 bytes is truncated"),
         (lambda buffer: np.zeros(400, dtype=np.uint8), "not a Libra plan"),
         (change(0), "not a Libra plan"),
-        (change(8), "plan buffer version 3; this build reads version 2"),
+        (change(8), "plan buffer version 2; this build reads version 3"),
         (lambda buffer: buffer[:-1], "truncated or damaged"),
         (lambda buffer: buffer[:-16], "truncated or damaged"),
         (lambda buffer: np.append(buffer, buffer), "truncated or damaged"),

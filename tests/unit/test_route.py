@@ -18,6 +18,8 @@ from tests.exchange_model import NOTHING, Exchange, exchange
 from tests.pools import SmallPool, small_pools
 from tests.slow_planner import sample_tables
 
+pytestmark = pytest.mark.usefixtures("eager_relays")
+
 IntArray = NDArray[np.int64]
 
 DATA = Path(__file__).parents[1] / "data"
@@ -196,8 +198,8 @@ def test_every_needed_key_row_arrives_once_and_nothing_else_does(pool: SmallPool
                 needed.update(k.ravel().tolist())
         needed -= set(moved.k_local[worker].ravel().tolist())
         arrived = [
-            moved.k_fetched[worker][chunk][: message.received].ravel()
-            for chunk, message in enumerate(route.kv)
+            moved.k_fetched[worker][chunk][: kv.received + relay.received].ravel()
+            for chunk, (kv, relay) in enumerate(zip(route.kv, route.relay, strict=True))
         ]
         assert sorted(np.concatenate(arrived).tolist()) == sorted(needed)
 
@@ -273,7 +275,7 @@ def test_where_nothing_moves_there_is_one_wide_launch() -> None:
     assert (launch.chunk, launch.q_buffer, launch.kv_buffer) == (LOCAL, LOCAL, LOCAL)
     assert launch.segments.q_len.tolist() == [5, 7]  # blocks of one sample join
     assert (launch.segments.heads, launch.segments.kv_heads) == (8, 4)
-    assert not any(message.moves for message in (*route.q, *route.kv))
+    assert not any(message.moves for message in (*route.q, *route.kv, *route.relay))
 
 
 def test_a_worker_without_work_has_no_launch_but_every_message() -> None:
@@ -284,4 +286,4 @@ def test_a_worker_without_work_has_no_launch_but_every_message() -> None:
     for worker in (1, 3):
         route = worker_route(plan, worker)
         assert (route.launches, route.rows) == ((), 0)
-        assert (len(route.q), len(route.kv), len(route.assembly)) == (2, 2, 2)
+        assert [len(x) for x in (route.q, route.kv, route.relay, route.assembly)] == [2] * 4

@@ -19,10 +19,13 @@ from libra.config import BackwardMode, HeadShape, PoolConfig
 from libra.plan.plan import PoolPlan, plan_pool
 from libra.plan.route import LOCAL, worker_route
 from libra.plan.tally import pool_tally
+from libra.plan.timeline import moved_bytes
 from libra.plan.work import Work, pool_work
 from libra.show.choose_pool import choose_pool
 from tests.pools import SmallPool, small_pools
 from tests.unit.slow_tally import Segment, all_routes, slow_tally, slow_work
+
+pytestmark = pytest.mark.usefixtures("eager_relays")
 
 LENGTHS = Path(__file__).parents[1] / "data" / "lengths-code.npy"
 EVERY = small_pools(placements=("surplus", "paper", "ulysses"))
@@ -99,7 +102,8 @@ def test_chunks_add_up_to_the_loads_and_the_traffic_of_the_plan(pool: SmallPool)
     plan = pool.plan()
     tally = pool_tally(plan)
     assert (tally.local_pairs + tally.pairs.sum(axis=1) == plan.load).all()
-    assert (tally.dispatched.sum(axis=0) == plan.traffic[0] + plan.traffic[1]).all()
+    dispatched = (tally.dispatched + tally.relayed).sum(axis=0)
+    assert (dispatched == plan.traffic[0] + plan.traffic[1]).all()
     assert (tally.returned.sum(axis=0) == plan.traffic[2]).all()
     assert (tally.returned == tally.returned[:1]).all()  # every chunk the same share of Q and O
     for moved in (*tally.dispatched, *tally.returned):
@@ -118,8 +122,9 @@ def test_backward_moves_gradients_the_way_back(pool: SmallPool, backward: Backwa
     )
     tally = pool_tally(plan)
     dout, again_q, again_kv, dq, dkv = plan.backward_traffic
-    assert (tally.backward_dispatched.sum(axis=0) == dout + again_q + again_kv).all()
-    assert (tally.backward_returned.sum(axis=0) == dq + dkv).all()
+    dispatched, returned = moved_bytes(tally, "backward")
+    assert (dispatched.sum(axis=0) == dout + again_q + again_kv).all()
+    assert (returned.sum(axis=0) == dq + dkv).all()
     q, kv, o = plan.traffic
     for back, forth in ((dout, o), (dq, q), (dkv, kv)):
         assert (back == forth.T).all()

@@ -17,6 +17,7 @@ from libra.plan.timeline import Timeline, TimeModel, pool_timeline
 
 HEADS = HeadShape(q=1, kv=1, dim=1, bytes=2)  # four operations a pair
 # One pair and ten bytes a second near, five far; a second of latency.
+BACKWARD_WAYS = ("dispatched", "relayed", "collected", "returned")
 MODEL = TimeModel(
     flops_per_second=4.0,
     within_node=10.0,
@@ -36,7 +37,8 @@ def tally(
     rest = ("fetched_q", "fetched_kv", "remote_o", "segments", "launches")
     fields: dict[str, Any] = dict(zip(names, arrays, strict=True)) | dict.fromkeys(rest, nothing)
     still = np.zeros_like(fields["dispatched"])
-    return PoolTally(**fields, backward_dispatched=still, backward_returned=still)
+    others = ("relayed", *(f"backward_{way}" for way in BACKWARD_WAYS))
+    return PoolTally(**fields, **dict.fromkeys(others, still))
 
 
 def test_without_exchanges_a_worker_finishes_when_it_has_computed() -> None:
@@ -98,6 +100,35 @@ def test_what_a_worker_sends_and_receives_overlap() -> None:
     both = [[[0, 100], [60, 0]]]
     line = pool_timeline(tally([0, 0], [[0], [0]], both, 0 * np.array(both)), HEADS, MODEL)
     assert line.dispatch_end[:, 0].tolist() == [11, 11]
+
+
+def test_relays_pass_on_what_has_come_and_the_next_chunk_waits_for_them() -> None:
+    # Worker 0 sends 40 bytes to each of 1 and 2 (near and far: 4 s, 8 s), who exchange halves.
+    #            0       9         14      23
+    # worker 2   |dispatch| passes on|  1   |         the next chunk's dispatch brings it 40 bytes
+    chunk = np.array([[0, 40, 40], [0, 0, 0], [0, 0, 0]])
+    relayed = np.array([[0, 0, 0], [0, 0, 20], [0, 20, 0]])
+    still = np.zeros((3, 3), dtype=int)
+    counts = dataclasses.replace(
+        tally([0] * 3, [[0, 0]] * 3, [chunk, chunk], [still, still]),
+        relayed=np.array([relayed, still]),
+    )
+    line = pool_timeline(counts, HEADS, MODEL)
+    assert line.dispatch_start[2].tolist() == [0, 14]
+    assert line.dispatch_end[2].tolist() == [14, 23]
+    assert line.dispatch_end[0].tolist() == [10, 19]  # it has nothing to pass on, but the latency
+
+
+def test_gradients_go_to_relays_before_they_return() -> None:
+    still = np.zeros((1, 2, 2), dtype=int)
+    counts = dataclasses.replace(
+        tally([0, 0], [[0], [0]], still, still),
+        backward_collected=np.array([[[0, 30], [0, 0]]]),
+        backward_returned=np.array([[[0, 0], [50, 0]]]),
+    )
+    line = pool_timeline(counts, HEADS, MODEL, direction="backward")
+    assert line.return_start.tolist() == [[0], [0]]
+    assert line.return_end.tolist() == [[10], [10]]  # 3 s, then 5 s, each with a second of latency
 
 
 def test_flops_count_keys_and_values_of_their_own_width() -> None:

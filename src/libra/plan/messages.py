@@ -1,5 +1,10 @@
 """What one worker sends and receives, chunk by chunk.
 
+K and V arrive in two messages: from those who hold them, then from relays, who send rows of their
+own kv buffer on.
+
+    kv buffer   | from holders | from relays | assembled |
+
 Rows are *lane rows*: a local tensor [rows, heads, dim] seen as [rows * lanes, lane width], so that
 one gather packs a message. Both sides order a message by (tile or sample, lane, position), so
 nothing but rows travels.
@@ -24,7 +29,7 @@ class Message:
     """One all-to-all of one kind of rows, as one worker sees it."""
 
     send: IntArray
-    """Local lane rows to send, ordered by destination."""
+    """Lane rows to send, ordered by destination: local ones, or a relay's of its kv buffer."""
     send_counts: IntArray
     """Rows to each worker, [workers]."""
     recv_counts: IntArray
@@ -90,32 +95,45 @@ def q_messages(plan: PoolPlan, worker: int) -> tuple[tuple[Message, ...], IntArr
     return tuple(messages), offset
 
 
-def kv_messages(
-    plan: PoolPlan, worker: int
-) -> tuple[tuple[Message, ...], tuple[Assembly, ...], IntArray]:
-    """K/V messages and assemblies per chunk, and the buffer row at which each of the worker's needs
-    starts.
-    """
+@dataclass(frozen=True, slots=True, eq=False)
+class KVMessages:
+    """How K and V come to one worker, per chunk."""
+
+    kv: tuple[Message, ...]
+    """From the holders."""
+    relay: tuple[Message, ...]
+    """From relays, once `kv` has arrived there."""
+    assembly: tuple[Assembly, ...]
+    start: IntArray
+    """Buffer row at which each of the worker's needs starts."""
+
+
+def kv_messages(plan: PoolPlan, worker: int) -> KVMessages:
+    """Both K/V messages of each chunk, and how needs are put together from what they bring."""
     lanes, needs, moves = plan.lanes, plan.needs, plan.kv_transfers
     start = np.full(len(needs.worker), -1, dtype=np.int64)
-    remote = moves.source != moves.destination
-    lane_row = moves.local * lanes.kv_count + moves.kv_lane  # of a run's first row, at its source
-    messages, assemblies = [], []
+    remote, second = moves.source != moves.destination, moves.second
+    lane_row = moves.local * lanes.kv_count + moves.kv_lane  # of a run's first row, at its holder
+    landed = np.full(len(moves.need), -1, dtype=np.int64)  # row of the buffer where a run arrives
+    message = second * plan.workers + moves.source  # what a run arrives with
+    messages, relays, assemblies = [], [], []
     for chunk in range(lanes.chunks):
         now = moves.chunk == chunk
         sent = np.flatnonzero(now & remote & (moves.source == worker))  # already by destination
+        sent, passed_on = sent[~second[sent]], sent[second[sent]]
         mine = np.flatnonzero(now & (moves.destination == worker))
         length = moves.length[mine]
         arrives = np.where(remote[mine], length, 0)
         at = np.cumsum(arrives) - arrives
+        landed[mine] = at
         received = int(arrives.sum())
 
         need, first, which = np.unique(moves.need[mine], return_index=True, return_inverse=True)
-        sources = np.zeros((len(need), 2), dtype=np.int64)  # lowest and highest source of each need
-        sources[:, 0], sources[:, 1] = plan.workers, -1
-        np.minimum.at(sources[:, 0], which, moves.source[mine])
-        np.maximum.at(sources[:, 1], which, moves.source[mine])
-        whole = (sources[:, 0] == sources[:, 1]) & (sources[:, 0] != worker)
+        ends = np.zeros((len(need), 2), dtype=np.int64)  # lowest and highest message of each need
+        ends[:, 0], ends[:, 1] = 2 * plan.workers, -1
+        np.minimum.at(ends[:, 0], which, message[mine])
+        np.maximum.at(ends[:, 1], which, message[mine])
+        whole = (ends[:, 0] == ends[:, 1]) & (ends[:, 0] != worker)
         assembled = np.where(whole, 0, needs.length[need])
         base = received + np.cumsum(assembled) - assembled
         start[need] = np.where(whole, at[first], base)
@@ -123,12 +141,23 @@ def kv_messages(
         to = base[which] + moves.offset[mine]
         copied = ~whole[which] & remote[mine]
         own = ~remote[mine]
+        from_holders = np.where(second[mine], 0, arrives)
         messages.append(
             Message(
                 send=spread(lane_row[sent], moves.length[sent], lanes.kv_count),
                 send_counts=_count(moves.destination[sent], moves.length[sent], plan.workers),
-                recv_counts=_count(moves.source[mine], arrives, plan.workers),
-                moves=bool((now & remote).any()),
+                recv_counts=_count(moves.source[mine], from_holders, plan.workers),
+                moves=bool((now & remote & ~second).any()),
+            )
+        )
+        relays.append(
+            Message(
+                send=spread(landed[moves.via[passed_on]], moves.length[passed_on]),
+                send_counts=_count(
+                    moves.destination[passed_on], moves.length[passed_on], plan.workers
+                ),
+                recv_counts=_count(moves.source[mine], arrives - from_holders, plan.workers),
+                moves=bool((now & second).any()),
             )
         )
         assemblies.append(
@@ -140,7 +169,9 @@ def kv_messages(
                 local_to=spread(to[own], length[own]),
             )
         )
-    return tuple(messages), tuple(assemblies), start
+    return KVMessages(
+        kv=tuple(messages), relay=tuple(relays), assembly=tuple(assemblies), start=start
+    )
 
 
 def last_reader(lanes: Lanes) -> tuple[int, ...]:

@@ -96,25 +96,44 @@ def pool_needs(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVTransfers:
-    """Runs of local rows of one kv lane, ordered by (chunk, destination, source, sample, lane,
-    position).
+    """Runs of rows of one kv lane, ordered by (chunk, hop, destination, source, sample, lane,
+    position); int64 [runs].
     """
 
     need: IntArray
     source: IntArray
+    """Who sends it: its holder, or in the second hop a relay."""
     destination: IntArray
     chunk: IntArray
     kv_lane: IntArray
     local: IntArray
-    """First row at the source."""
+    """First row at its holder; -1 in the second hop."""
     length: IntArray
     offset: IntArray
     """First row of the run within its need."""
+    via: IntArray
+    """The run that brings its rows, this one's first row first, to the relay; -1 in the first
+    hop.
+    """
+
+    @property
+    def second(self) -> NDArray[np.bool_]:
+        """Whether a run travels in the second hop."""
+        return self.via >= 0
+
+    def rows(self, workers: int, chunks: int) -> IntArray:
+        """kv lane rows from worker i to j, by hop and chunk, [2, chunks, workers, workers]."""
+        away = np.flatnonzero(self.source != self.destination)
+        pair = self.second[away] * chunks + self.chunk[away]
+        pair = (pair * workers + self.source[away]) * workers + self.destination[away]
+        sent = np.zeros(2 * chunks * workers**2, dtype=np.int64)
+        np.add.at(sent, pair, self.length[away])
+        return sent.reshape(2, chunks, workers, workers)
 
 
 def kv_transfers(geometry: Geometry, needs: Needs) -> KVTransfers:
     """What every non-resident need is assembled from, its own worker's rows included (source ==
-    destination).
+    destination), straight from those who hold it.
     """
     wanted = np.flatnonzero(~needs.resident)
     need = np.repeat(wanted, needs.piece_count[wanted])
@@ -122,30 +141,30 @@ def kv_transfers(geometry: Geometry, needs: Needs) -> KVTransfers:
     pieces = geometry.holdings
     fragment = pieces.second[piece]
     start = pieces.start[piece]
-    stop = np.minimum(
-        pieces.stop[piece], geometry.sample_start[needs.sample[need]] + needs.length[need]
-    )
-    source = geometry.fragment_worker[fragment]
-    order = np.lexsort(
-        (
-            start,
-            needs.kv_lane[need],
-            needs.sample[need],
-            source,
-            needs.worker[need],
-            needs.chunk[need],
-        )
-    )
-    need, source, start, stop = need[order], source[order], start[order], stop[order]
-    return KVTransfers(
+    origin = geometry.sample_start[needs.sample[need]]
+    stop = np.minimum(pieces.stop[piece], origin + needs.length[need])
+    direct = KVTransfers(
         need=need,
-        source=source,
+        source=geometry.fragment_worker[fragment],
         destination=needs.worker[need],
         chunk=needs.chunk[need],
         kv_lane=needs.kv_lane[need],
-        local=geometry.fragment_local[fragment[order]]
-        + start
-        - geometry.fragment_start[fragment[order]],
+        local=geometry.fragment_local[fragment] + start - geometry.fragment_start[fragment],
         length=stop - start,
-        offset=start - geometry.sample_start[needs.sample[need]],
+        offset=start - origin,
+        via=np.full_like(need, -1),
     )
+    return in_order(direct, needs)
+
+
+def in_order(moves: KVTransfers, needs: Needs) -> KVTransfers:
+    """The same runs in the order in which both sides of a message expect them."""
+    key = (2 * moves.chunk + moves.second) * (1 + int(needs.worker.max(initial=0)))
+    key = (key + moves.destination) * (1 + int(moves.source.max(initial=0))) + moves.source
+    # One destination's needs are ordered by sample and lane.
+    order = np.lexsort((moves.offset, key * len(needs.worker) + moves.need))
+    now = np.empty_like(order)
+    now[order] = np.arange(len(order))
+    columns = {name: getattr(moves, name)[order] for name in KVTransfers.__slots__}
+    columns["via"] = np.where(columns["via"] >= 0, now[columns["via"]], -1)
+    return KVTransfers(**columns)

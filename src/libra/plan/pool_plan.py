@@ -13,6 +13,7 @@ from libra.config import HeadShape, PoolConfig
 from libra.plan.geometry import Geometry, pool_geometry, with_cuts
 from libra.plan.lanes import Lanes, cut_lanes
 from libra.plan.needs import KVTransfers, Needs, kv_transfers, pool_needs
+from libra.plan.relays import relieves, sent_rows, with_relays
 from libra.plan.wire import fingerprint, pack, unpack
 
 IntArray = NDArray[np.int64]
@@ -67,8 +68,25 @@ class PoolPlan:
 
     @cached_property
     def kv_transfers(self) -> KVTransfers:
-        """Runs of K and V rows that needs are assembled from."""
-        return kv_transfers(self.geometry, self.needs)
+        """Runs of K and V rows that needs are assembled from.
+
+        `surplus` has relays pass them on where that relieves the busiest sender.
+        """
+        direct = kv_transfers(self.geometry, self.needs)
+        if self.config.placement != "surplus":
+            return direct
+        per_node = self.config.ranks_per_node
+        relayed = with_relays(direct, self.needs, workers=self.workers, per_node=per_node)
+        if relayed is direct:
+            return direct
+        node = np.arange(self.workers) // per_node
+        rest = self._query_traffic.sum(axis=0)
+        sent = np.stack([(rest * (node[:, None] != node)).sum(axis=1), rest.sum(axis=1)])
+        before, after = (
+            sent + self._kv_row * sent_rows(moves, self.workers, per_node)
+            for moves in (direct, relayed)
+        )
+        return relayed if relieves(before, after) else direct
 
     @property
     def workers(self) -> int:
@@ -104,23 +122,31 @@ class PoolPlan:
         """Forward bytes from worker i to worker j: int64 [3, workers, workers] for Q, K with V, and
         O.
         """
-        workers, heads, lanes = self.workers, self.heads, self.lanes
-        traffic = np.zeros((3, workers, workers), dtype=np.int64)
+        q, o = self._query_traffic
+        return np.stack([q, self._kv_traffic(self.kv_transfers), o])
+
+    @cached_property
+    def _query_traffic(self) -> IntArray:
+        """Forward bytes of Q and O, [2, workers, workers]."""
+        heads, lanes = self.heads, self.lanes
+        traffic = np.zeros((2, self.workers, self.workers), dtype=np.int64)
         home = np.repeat(self.geometry.block_worker, lanes.shards)
         rows = np.repeat(self.geometry.block_stop - self.geometry.block_start, lanes.shards)
         away = home != self.assignment
         elements = rows[away] * (heads.q // lanes.shards) * heads.bytes
         np.add.at(traffic[0], (home[away], self.assignment[away]), elements * heads.dim)
-        np.add.at(traffic[2], (self.assignment[away], home[away]), elements * heads.value_dim)
-        moves = self.kv_transfers
-        away = moves.source != moves.destination
-        row_bytes = lanes.kv_heads * (heads.dim + heads.value_dim) * heads.bytes
-        np.add.at(
-            traffic[1],
-            (moves.source[away], moves.destination[away]),
-            moves.length[away] * row_bytes,
-        )
+        np.add.at(traffic[1], (self.assignment[away], home[away]), elements * heads.value_dim)
         return traffic
+
+    def _kv_traffic(self, moves: KVTransfers) -> IntArray:
+        """Bytes of K and V from worker i to worker j, both hops, [workers, workers]."""
+        rows: IntArray = moves.rows(self.workers, self.lanes.chunks).sum(axis=(0, 1))
+        return rows * self._kv_row
+
+    @property
+    def _kv_row(self) -> int:
+        """Bytes of K and V of one row of a kv lane."""
+        return self.lanes.kv_heads * (self.heads.dim + self.heads.value_dim) * self.heads.bytes
 
     @property
     def backward_traffic(self) -> IntArray:

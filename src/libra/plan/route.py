@@ -34,6 +34,9 @@ class Route:
     q: tuple[Message, ...]
     """Per chunk; outputs return along the same rows."""
     kv: tuple[Message, ...]
+    """K and V from those who hold them."""
+    relay: tuple[Message, ...]
+    """K and V that have arrived at one who needs them and that others need too."""
     assembly: tuple[Assembly, ...]
     kv_done: tuple[int, ...]
     """Last chunk that reads each kv buffer, on any worker: its gradients return after it."""
@@ -49,7 +52,7 @@ def worker_route(plan: PoolPlan, worker: int) -> Route:
     """Derive worker `worker`'s route from the plan."""
     geometry = plan.geometry
     q, q_start = q_messages(plan, worker)
-    kv, assembly, kv_start = kv_messages(plan, worker)
+    keys = kv_messages(plan, worker)
     mine = geometry.block_worker == worker
     padding = np.ones(geometry.rows[worker], dtype=np.bool_)
     padding[
@@ -62,8 +65,9 @@ def worker_route(plan: PoolPlan, worker: int) -> Route:
         padding=np.flatnonzero(padding),
         lanes=plan.lanes,
         q=q,
-        kv=kv,
-        assembly=assembly,
+        kv=keys.kv,
+        relay=keys.relay,
+        assembly=keys.assembly,
         kv_done=last_reader(plan.lanes),
-        launches=worker_launches(plan, worker, q_start, kv_start),
+        launches=worker_launches(plan, worker, q_start, keys.start),
     )

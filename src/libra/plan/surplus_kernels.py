@@ -199,7 +199,7 @@ def _hand_out(
         while len(heap) > 0 and free > 0:
             top, first, n = heapq.heappop(heap)
             sample, column, prefix = given[pick[n], 0], given[pick[n], 1], -top
-            fits = _fetch(sample, column, prefix, taker, staying, fragments, books, 1)
+            fits = _fetch(sample, column, prefix, taker, staying, fragments, books, node, 1)
             idle = fits
             while fits and n >= first and free > 0:  # one prefix serves all these rows
                 i = pick[n]
@@ -243,7 +243,7 @@ def _hand_out(
                 elif full:
                     free = 0.0
             if idle:
-                _fetch(sample, column, prefix, taker, staying, fragments, books, -1)
+                _fetch(sample, column, prefix, taker, staying, fragments, books, node, -1)
             if n >= first:
                 rest = (-given[pick[n], 3], first, n)
                 if free > 0:
@@ -280,10 +280,14 @@ def _fetch(
     staying: IntArray,
     fragments: Fragments,
     books: Books,
+    node: IntArray,
     sign: int,
 ) -> bool:
     """Count K and V of rows [0, prefix) of one column towards the taker: +1 to fetch them where
     the limits let it, -1 to take that back.  Says whether they fit.
+
+    All is counted as sent by those who hold it: relays are taken only where they let no worker send
+    more than the busiest of these.
     """
     begin, low, high, worker = fragments
     moved, limits, _, _, kv_row = books
@@ -294,10 +298,11 @@ def _fetch(
             own += high[i] - low[i]
     if prefix <= held:
         return True
-    arriving, source, several = 0, taker if own > 0 else -1, False
+    arriving, source, apart = 0, taker if own > 0 else -1, False
     for i in range(begin[sample], begin[sample + 1]):
         if low[i] < prefix:
-            several = several or (source >= 0 and worker[i] != source)
+            apart = apart or (source >= 0 and worker[i] != source)
+            apart = apart or node[worker[i]] != node[taker]  # relays may bring parts of them
             source = worker[i]
         if worker[i] == taker:
             continue
@@ -305,8 +310,8 @@ def _fetch(
         arriving += leaving
         if sign > 0 and leaving > 0 and moved[0, worker[i]] + leaving > limits[0]:
             return False
-    # Rows of several workers are put side by side once they are here.
-    kept = arriving + (prefix * kv_row if several else 0) - (held * kv_row if own < held else 0)
+    # Rows that several workers send are put side by side once they are here.
+    kept = arriving + (prefix * kv_row if apart else 0) - (held * kv_row if own < held else 0)
     if sign > 0 and moved[1, taker] + arriving > limits[1]:
         return False
     if sign > 0 and moved[2, taker] + kept > limits[2]:

@@ -28,13 +28,23 @@ class PoolTally:
     pairs: IntArray
     """Query-key pairs times heads of each chunk, [workers, chunks]."""
     dispatched: IntArray
-    """Forward: bytes of Q, K and V from worker i to worker j, [chunks, workers, workers]."""
+    """Forward: bytes of Q, K and V from worker i, who holds them, to worker j, [chunks, workers,
+    workers].
+    """
+    relayed: IntArray
+    """Forward: bytes of K and V that worker i passes on to worker j, the same shape."""
     returned: IntArray
     """Forward: bytes of O from worker i to worker j, [chunks, workers, workers]."""
     backward_dispatched: IntArray
     """Backward: bytes of dO, and of Q, K and V where they are fetched again, the same shape."""
+    backward_relayed: IntArray
+    """Backward: bytes of K and V that are passed on where they are fetched again."""
+    backward_collected: IntArray
+    """Backward: bytes of dK and dV from worker i to relay j, in the chunk after which they return,
+    before its return.
+    """
     backward_returned: IntArray
-    """Backward: bytes of dQ, and of dK and dV in the chunk after which they return."""
+    """Backward: bytes of dQ, and of dK and dV to those who hold the rows, in the same chunk."""
     fetched_q: IntArray
     """Bytes that hold other workers' Q, [workers]."""
     fetched_kv: IntArray
@@ -73,16 +83,17 @@ def pool_tally(plan: PoolPlan, work: Work | None = None) -> PoolTally:
     o_row = lanes.heads * heads.value_dim * heads.bytes
 
     q_rows = _q_rows(plan)  # of one chunk; all chunks move alike
-    kv_bytes = _kv_rows(plan) * kv_row
+    from_holders, from_relays = plan.kv_transfers.rows(workers, lanes.chunks) * kv_row
     received = q_rows.sum(axis=0) * lanes.chunks
-    dispatched = kv_bytes + q_rows * q_row
+    dispatched = from_holders + q_rows * q_row
     back_dispatched = np.broadcast_to(q_rows * o_row, dispatched.shape)
     if plan.config.backward == "refetch":
         back_dispatched = back_dispatched + dispatched
-    back_returned = np.empty_like(dispatched)
+    back_collected, back_returned = np.zeros_like(dispatched), np.empty_like(dispatched)
     back_returned[:] = q_rows.T * q_row
     for buffer, chunk in enumerate(last_reader(lanes)):
-        back_returned[chunk] += kv_bytes[buffer].T
+        back_collected[chunk] += from_relays[buffer].T
+        back_returned[chunk] += from_holders[buffer].T
 
     flat = np.zeros(workers * (lanes.chunks + 1), dtype=np.int64)
     np.add.at(flat, work.worker * (lanes.chunks + 1) + work.chunk - LOCAL, work.pairs)
@@ -91,11 +102,14 @@ def pool_tally(plan: PoolPlan, work: Work | None = None) -> PoolTally:
         local_pairs=pairs[:, 0].copy(),
         pairs=pairs[:, 1:].copy(),
         dispatched=dispatched,
+        relayed=from_relays,
         returned=np.broadcast_to(q_rows.T * o_row, dispatched.shape),
         backward_dispatched=back_dispatched,
+        backward_relayed=from_relays * (plan.config.backward == "refetch"),
+        backward_collected=back_collected,
         backward_returned=back_returned,
         fetched_q=received * q_row,
-        fetched_kv=kv_bytes.sum(axis=(0, 1)) + _assembled_rows(plan) * kv_row,
+        fetched_kv=(from_holders + from_relays).sum(axis=(0, 1)) + _assembled_rows(plan) * kv_row,
         remote_o=received * o_row,
         segments=np.bincount(work.worker, minlength=workers),
         launches=_launches(work, plan),
@@ -113,26 +127,17 @@ def _q_rows(plan: PoolPlan) -> IntArray:
     return sent.reshape(plan.workers, plan.workers)
 
 
-def _kv_rows(plan: PoolPlan) -> IntArray:
-    """kv lane rows that worker i sends to worker j, [chunks, workers, workers]."""
-    workers, moves = plan.workers, plan.kv_transfers
-    away = np.flatnonzero(moves.source != moves.destination)
-    sent = np.zeros(plan.lanes.chunks * workers**2, dtype=np.int64)
-    pair = (moves.chunk[away] * workers + moves.source[away]) * workers + moves.destination[away]
-    np.add.at(sent, pair, moves.length[away])
-    return sent.reshape(-1, workers, workers)
-
-
 def _assembled_rows(plan: PoolPlan) -> IntArray:
     """kv lane rows that each worker puts together behind what it receives, [workers].
 
-    A need is assembled where it has several sources, or its own worker for one.
+    A need is assembled where it comes with several messages, or has its own worker for a source.
     """
     needs, moves = plan.needs, plan.kv_transfers
+    message = moves.source + plan.workers * moves.second
     source = needs.worker.copy()
-    source[moves.need] = moves.source  # one of them
+    source[moves.need] = message  # one of them
     assembled = ~needs.resident & (source == needs.worker)
-    assembled[moves.need[moves.source != source[moves.need]]] = True
+    assembled[moves.need[message != source[moves.need]]] = True
     rows = np.zeros(plan.workers, dtype=np.int64)
     np.add.at(rows, needs.worker[assembled], needs.length[assembled])
     return rows

@@ -8,7 +8,8 @@ The order is the executor's in both passes: all dispatches are posted at once, i
 that waits for nothing runs first; then chunk by chunk a worker waits for its dispatch, attends, and
 posts the return, which queues behind what its network still has to do.  Backward dispatches dO
 (and Q, K and V where they are fetched again) and returns dQ, and dK and dV with the last chunk that
-adds to them.
+adds to them.  A dispatch ends with what relays pass on, each once its own part has come; dK and dV
+go to relays before they return.
 
 What is simplified.  An exchange takes a worker as long as its busiest link needs for its own bytes
 (in or out, within its node or between nodes; links work side by side) and a fixed latency: no
@@ -130,12 +131,11 @@ def pool_timeline(
     Raises ValueError for another direction, and for seconds of another shape, negative or not
     finite.
     """
-    dispatched, returned = moved_bytes(tally, direction)
+    dispatched, returned = hops(tally, direction)
     if attend is None:
         rate = pair_flops(heads, direction) / model.flops_per_second
         attend = tally.local_pairs * np.float64(rate), tally.pairs * np.float64(rate)
     local, chunks = _checked(attend, tally)
-    dispatching, returning = _durations(dispatched, model), _durations(returned, model)
     empty = np.zeros_like(chunks)
     line = Timeline(
         local_end=local,
@@ -147,20 +147,20 @@ def pool_timeline(
         return_end=empty.copy(),
     )
     network = np.zeros_like(local)  # when each worker's network is next free
-    for chunk in range(len(dispatched)):
-        line.dispatch_start[:, chunk] = _begin(network, dispatched[chunk])
-        network = line.dispatch_start[:, chunk] + dispatching[:, chunk]
-        line.dispatch_end[:, chunk] = network
+    dispatching = [_durations(moved, model) for moved in dispatched]
+    returning = [_durations(moved, model) for moved in returned]
+    for chunk in range(chunks.shape[1]):
+        start, network = _travel(network, dispatched, dispatching, chunk)
+        line.dispatch_start[:, chunk], line.dispatch_end[:, chunk] = start, network
     gpu = line.local_end
-    for chunk in range(len(dispatched)):
+    for chunk in range(chunks.shape[1]):
         line.attend_start[:, chunk] = np.maximum(gpu, line.dispatch_end[:, chunk])
         gpu = line.attend_start[:, chunk] + chunks[:, chunk]
         line.attend_end[:, chunk] = gpu
-    for chunk in range(len(returned)):
+    for chunk in range(chunks.shape[1]):
         ready = np.maximum(network, line.attend_end[:, chunk])
-        line.return_start[:, chunk] = _begin(ready, returned[chunk])
-        network = line.return_start[:, chunk] + returning[:, chunk]
-        line.return_end[:, chunk] = network
+        start, network = _travel(ready, returned, returning, chunk)
+        line.return_start[:, chunk], line.return_end[:, chunk] = start, network
     return line
 
 
@@ -177,10 +177,21 @@ def pair_flops(heads: HeadShape, direction: Direction) -> int:
 
 def moved_bytes(tally: PoolTally, direction: Direction) -> tuple[IntArray, IntArray]:
     """What a pass dispatches and returns, int64 [chunks, workers, workers] each."""
+    dispatched, returned = hops(tally, direction)
+    return np.sum(dispatched, axis=0), np.sum(returned, axis=0)
+
+
+def hops(tally: PoolTally, direction: Direction) -> tuple[list[IntArray], list[IntArray]]:
+    """The exchanges of each chunk's dispatch and of its return, one after the other; int64 [chunks,
+    workers, workers] each.
+    """
     if direction == "forward":
-        return tally.dispatched, tally.returned
+        return [tally.dispatched, tally.relayed], [tally.returned]
     if direction == "backward":
-        return tally.backward_dispatched, tally.backward_returned
+        return (
+            [tally.backward_dispatched, tally.backward_relayed],
+            [tally.backward_collected, tally.backward_returned],
+        )
     raise ValueError(f"direction is {direction!r}; choose 'forward' or 'backward'")
 
 
@@ -210,6 +221,20 @@ def _durations(moved: IntArray, model: TimeModel) -> Seconds:
         seconds = np.maximum(seconds, busiest / bandwidth)
     latency = np.where(moved.reshape(chunks, -1).any(axis=1), model.latency_seconds, 0.0)
     return np.asarray((seconds + latency[:, None]).T)
+
+
+def _travel(
+    ready: Seconds, moved: list[IntArray], seconds: list[Seconds], chunk: int
+) -> tuple[Seconds, Seconds]:
+    """When a chunk's exchanges, one after the other, begin and have ended for each worker,
+    [workers] each.
+    """
+    start = None
+    for hop, lasts in zip(moved, seconds, strict=True):
+        if hop[chunk].any():
+            begin = _begin(ready, hop[chunk])
+            start, ready = begin if start is None else start, begin + lasts[:, chunk]
+    return ready if start is None else start, ready
 
 
 def _begin(ready: Seconds, moved: IntArray) -> Seconds:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MAGIC = int.from_bytes(b"LIBRAPLN", "little")
-_VERSION = 2
+_VERSION = 3
 _CHECKSUM_BYTES = 8
 
 

@@ -6,6 +6,7 @@
     dispatch return                        |==0==|==1==|==2==|      only the last is exposed
 
 Every worker of a pool issues the same collectives in the same order, whatever it has to compute.
+K and V may travel in two hops, and dK and dV back: see `exchange`.
 Legend: T local rows, R buffer rows, N heads, D key dim, E value dim; `_XW` is a tensor seen as lane
 rows of width W.
 """
@@ -17,15 +18,20 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from libra.plan.route import LOCAL
-from libra.runtime.buffers import (
-    Fetched,
-    fetched_size,
-    fetched_views,
-    output_views,
-    outputs_size,
+from libra.runtime.buffers import fetched_size, fetched_views, output_views, outputs_size
+from libra.runtime.exchange import (
+    Homeward,
+    Partial,
+    add,
+    blocks,
+    collect,
+    fetch,
+    land,
+    place,
+    send_home,
 )
 from libra.runtime.program import Program
-from libra.runtime.transport import DeviceMessage, Flight, dispatch, give_back
+from libra.runtime.transport import Flight, dispatch, give_back
 
 
 def forward(
@@ -68,18 +74,18 @@ def forward(
                 )
 
     inbound = [
-        _fetch(program, group, q_TND, k_TND, v_TNE, fetched, m) for m in range(program.chunks)
+        fetch(program, group, q_TND, k_TND, v_TNE, fetched, m) for m in range(program.chunks)
     ]
     attend(LOCAL)
     returns: list[Flight] = []
-    for chunk, flights in enumerate(inbound):
-        _land(program, flights, k_TND, v_TNE, fetched, chunk)
+    for chunk in range(program.chunks):
+        land(program, group, inbound, k_TND, v_TNE, fetched, chunk)
         attend(chunk)
         rows_RW = remote[chunk].view(-1, lanes.heads * heads.value_dim)
         returns.append(give_back(program.q[chunk], rows_RW, group))
     out_XW = out_TNE.view(-1, lanes.heads * heads.value_dim)
     for message, flight in zip(program.q, returns, strict=True):
-        _place(out_XW, message, flight)
+        place(out_XW, message, flight)
     return out_TNE, lse, remote_flat, fetched_flat
 
 
@@ -100,7 +106,7 @@ def backward(
 
     `fetched_flat` None fetches Q, K and V again.  dK and dV sum in fp32 (fp64 for fp64): this
     worker's own part, then the others' chunk by chunk in worker order, so that a run repeats itself
-    bit for bit.
+    bit for bit; relays add theirs in worker order too.
     """
     q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
     dout_TNE = dout_TNE.contiguous()
@@ -139,100 +145,46 @@ def backward(
                 )
 
     dout_XW = dout_TNE.view(-1, lanes.heads * heads.value_dim)
+    inbound_dout: list[Flight] = []
     inbound: list[list[Flight]] = []
     for chunk in range(program.chunks):
         into_RW = dremote[chunk].view(-1, dout_XW.shape[1])
-        flights = [dispatch(program.q[chunk], dout_XW, into_RW, group)]
+        inbound_dout.append(dispatch(program.q[chunk], dout_XW, into_RW, group))
         if refetch:
-            flights += _fetch(program, group, q_TND, k_TND, v_TNE, fetched, chunk)
-        inbound.append(flights)
+            inbound.append(fetch(program, group, q_TND, k_TND, v_TNE, fetched, chunk))
     attend(LOCAL)
     dk_XW = dk_TND.view(-1, lanes.kv_heads * heads.dim)
     dv_XW = dv_TNE.view(-1, lanes.kv_heads * heads.value_dim)
     returns_q: list[Flight] = []
-    returns_kv: list[tuple[DeviceMessage, torch.Tensor, Flight]] = []
-    for chunk, flights in enumerate(inbound):
+    returns_kv: list[Homeward] = []
+    waiting: list[Partial] = []
+    for chunk in range(program.chunks):
+        inbound_dout[chunk].wait()
         if refetch:
-            _land(program, flights, k_TND, v_TNE, fetched, chunk)
-        else:
-            flights[0].wait()
+            land(program, group, inbound, k_TND, v_TNE, fetched, chunk)
         attend(chunk)
-        returns_q.append(
-            give_back(program.q[chunk], dq_R[chunk].view(-1, lanes.heads * heads.dim), group)
-        )
-        for buffer in range(program.chunks):
-            if program.route.kv_done[buffer] != chunk:
-                continue
-            for sums, local_XW in ((dk_R[buffer], dk_XW), (dv_R[buffer], dv_XW)):
-                sums_RW = sums.view(-1, local_XW.shape[1])
-                program.assembly[buffer].scatter_add(sums_RW, local_XW)
-                message = program.kv[buffer]
-                partial = sums_RW[: message.received].to(q_TND.dtype)
-                returns_kv.append((message, local_XW, give_back(message, partial, group)))
+        for partial in waiting:
+            returns_kv.append(send_home(program, group, partial, q_TND.dtype))
+        waiting = []
+        done = [n for n in range(program.chunks) if program.route.kv_done[n] == chunk]
+        fresh = []
+        for n in done:
+            pairs = ((dk_R[n], dk_XW), (dv_R[n], dv_XW))
+            fresh.append(collect(program, group, n, pairs, q_TND.dtype))
+        rows_RW = dq_R[chunk].view(-1, lanes.heads * heads.dim)
+        returns_q.append(give_back(program.q[chunk], rows_RW, group))
+        for partial in fresh:
+            if blocks(program, partial.buffer):
+                waiting.append(partial)
+            else:
+                returns_kv.append(send_home(program, group, partial, q_TND.dtype))
+    for partial in waiting:
+        returns_kv.append(send_home(program, group, partial, q_TND.dtype))
     dq_XW = dq_TND.view(-1, lanes.heads * heads.dim)
     for message, flight in zip(program.q, returns_q, strict=True):
-        _place(dq_XW, message, flight)
-    for message, local_XW, flight in returns_kv:
-        _add(local_XW, message, flight)
+        place(dq_XW, message, flight)
+    for returned in returns_kv:
+        message = program.kv[returned.partial.buffer]
+        for local_XW, flight in zip(returned.partial.local_XW, returned.flights, strict=True):
+            add(local_XW, message, flight.wait())
     return dq_TND, dk_TND.to(k_TND.dtype), dv_TNE.to(v_TNE.dtype)
-
-
-def _fetch(
-    program: Program,
-    group: dist.ProcessGroup,
-    q_TND: torch.Tensor,
-    k_TND: torch.Tensor,
-    v_TNE: torch.Tensor,
-    fetched: Fetched,
-    chunk: int,
-) -> list[Flight]:
-    """Post a chunk's Q, K and V."""
-    lanes = program.route.lanes
-    q, kv = program.q[chunk], program.kv[chunk]
-    with record_function("libra::dispatch"):
-        flights = []
-        for message, local, heads, into in (
-            (q, q_TND, lanes.heads, fetched.q_RND[chunk]),
-            (kv, k_TND, lanes.kv_heads, fetched.k_RND[chunk]),
-            (kv, v_TNE, lanes.kv_heads, fetched.v_RNE[chunk]),
-        ):
-            width = heads * local.shape[2]
-            into_RW = into.view(-1, width)[: message.received]
-            flights.append(dispatch(message, local.view(-1, width), into_RW, group))
-        return flights
-
-
-def _land(
-    program: Program,
-    flights: list[Flight],
-    k_TND: torch.Tensor,
-    v_TNE: torch.Tensor,
-    fetched: Fetched,
-    chunk: int,
-) -> None:
-    """Wait for a chunk and complete its K and V ranges."""
-    with record_function("libra::wait"):
-        for flight in flights:
-            flight.wait()
-        assembly = program.assembly[chunk]
-        for local, buffer in ((k_TND, fetched.k_RND[chunk]), (v_TNE, fetched.v_RNE[chunk])):
-            width = buffer.shape[1] * buffer.shape[2]
-            assembly.gather(buffer.view(-1, width), local.view(-1, width))
-
-
-def _place(local_XW: torch.Tensor, message: DeviceMessage, flight: Flight) -> None:
-    """Write returned rows to where they were sent from."""
-    with record_function("libra::return"):
-        rows = flight.wait()
-        if message.sent:
-            local_XW.index_copy_(0, message.send, rows)
-
-
-def _add(local_XW: torch.Tensor, message: DeviceMessage, flight: Flight) -> None:
-    """Add returned partial sums, one worker after the other: rows of one worker are distinct, so
-    the order is fixed.
-    """
-    with record_function("libra::return"):
-        rows = flight.wait()
-        for start, stop in message.senders:
-            local_XW.index_add_(0, message.send[start:stop], rows[start:stop].to(local_XW.dtype))

@@ -199,7 +199,9 @@ class Layout:
             with self._watch("planning"):
                 route = self.start_planning(heads).result().route
             self._pool.remember(heads)
-            self._programs[key] = make_program(route, heads, self._pool.kernel(device), device)
+            self._programs[key] = make_program(
+                route, heads, self._pool.kernel(device), device, self._pool.aside(device)
+            )
         return self._programs[key]
 
     def _missing_kernel(self, device: torch.device) -> str | None:

@@ -71,6 +71,7 @@ class SequencePool:
         self._heads = [] if heads is None else [heads]
         self._kernel_name = kernel
         self._kernels: dict[torch.device, Kernel] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._ahead: list[Layout] = []
         self._live: deque[Layout] = deque(maxlen=live_layouts)
 
@@ -147,6 +148,14 @@ class SequencePool:
         """
         if heads not in self._heads:
             self._heads.append(heads)
+
+    def aside(self, device: torch.device) -> torch.cuda.Stream | None:
+        """The stream in which this pool's relays work, made once a device; None on a CPU."""
+        if device.type != "cuda":
+            return None
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
 
     def kernel(self, device: torch.device) -> Kernel:
         """The attention kernel for a device."""

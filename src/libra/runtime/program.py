@@ -66,9 +66,12 @@ class Program:
     kernel: Kernel
     q: tuple[DeviceMessage, ...]
     kv: tuple[DeviceMessage, ...]
+    relay: tuple[DeviceMessage, ...]
     assembly: tuple[DeviceAssembly, ...]
     launches: tuple[DeviceLaunch, ...]
     padding: torch.Tensor
+    aside: torch.cuda.Stream | None
+    """Where rows are passed on, beside the work of the current stream; None has them wait there."""
 
     @property
     def chunks(self) -> int:
@@ -80,8 +83,14 @@ class Program:
         return [launch for launch in self.launches if launch.chunk == chunk]
 
 
-def make_program(route: Route, heads: HeadShape, kernel: Kernel, device: torch.device) -> Program:
-    """Prepare `route` for `device`."""
+def make_program(
+    route: Route,
+    heads: HeadShape,
+    kernel: Kernel,
+    device: torch.device,
+    aside: torch.cuda.Stream | None = None,
+) -> Program:
+    """Prepare `route` for `device`; relays pass rows on in the stream `aside`."""
     launches, at = [], 0
     for launch in route.launches:
         size = launch.segments.lse_size
@@ -101,9 +110,11 @@ def make_program(route: Route, heads: HeadShape, kernel: Kernel, device: torch.d
         kernel=kernel,
         q=tuple(to_device(message, device) for message in route.q),
         kv=tuple(to_device(message, device) for message in route.kv),
+        relay=tuple(to_device(message, device) for message in route.relay),
         assembly=tuple(_upload(assembly, device) for assembly in route.assembly),
         launches=tuple(launches),
         padding=torch.from_numpy(route.padding).to(device),
+        aside=aside,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -71,6 +73,31 @@ class Flight:
                 self._work.wait()  # the stream waits, not this thread
             self._work, self._sends = None, None
         return self._arrives
+
+    def arrived(self) -> torch.Tensor:
+        """The arrived rows, ready to read on the current stream where another one will `wait`: what
+        the transfer uses stays until then.
+        """
+        if self._arrives.device.type == "cpu":
+            return self.wait()
+        if self._work is not None:
+            self._work.wait()
+        return self._arrives
+
+
+@contextmanager
+def aside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Run on `stream`, after all that the current stream has been given so far; None stays on it.
+
+    Memory that is allocated inside may be freed once the current stream waits for what uses it: the
+    next block that reuses it begins with that wait.
+    """
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with torch.cuda.stream(stream):
+        yield
 
 
 def dispatch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,17 @@ from libra.plan.work import pool_work
 from libra.simulate.cost.attend import attend_seconds
 from libra.simulate.cost.hardware import Cluster
 from libra.simulate.cost.kernel_table import KernelTable
+
+_MOVED: Final = (
+    "dispatched",
+    "relayed",
+    "returned",
+    "backward_dispatched",
+    "backward_relayed",
+    "backward_collected",
+    "backward_returned",
+)
+"""Bytes of a `PoolTally`, [chunks, workers, workers]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +84,6 @@ def _one_after_the_other(
         tally,
         local_pairs=np.zeros_like(tally.local_pairs),
         pairs=(tally.local_pairs + tally.pairs.sum(axis=1))[:, None],
-        dispatched=tally.dispatched.sum(axis=0)[None],
-        returned=tally.returned.sum(axis=0)[None],
-        backward_dispatched=tally.backward_dispatched.sum(axis=0)[None],
-        backward_returned=tally.backward_returned.sum(axis=0)[None],
+        **{way: getattr(tally, way).sum(axis=0)[None] for way in _MOVED},
     )
     return whole, (np.zeros_like(local), (local + chunks.sum(axis=1))[:, None])

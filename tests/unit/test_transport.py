@@ -1,0 +1,59 @@
+"""The second hop's stream, and what a transfer keeps until it is over."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+from unittest import mock
+
+import torch
+
+from libra.runtime.transport import Flight, aside
+
+
+def test_the_stream_aside_begins_behind_the_current_one() -> None:
+    calls = mock.Mock()
+    stream, current = calls.stream, calls.current
+    calls.entered.return_value = mock.MagicMock()
+    with (
+        mock.patch.object(torch.cuda, "current_stream", return_value=current),
+        mock.patch.object(torch.cuda, "stream", calls.entered),
+        aside(stream),
+    ):
+        calls.work()
+    steps = [name for name, *_ in calls.mock_calls if "__" not in name]
+    assert steps == ["stream.wait_stream", "entered", "work"]
+    assert stream.wait_stream.call_args == mock.call(current)
+    assert calls.entered.call_args == mock.call(stream)
+
+
+def test_without_one_work_stays_in_the_current_stream() -> None:
+    with mock.patch.object(torch.cuda, "stream") as entered, aside(None):
+        pass
+    assert not entered.called
+
+
+def flight(device: str, work: Any) -> tuple[Flight, weakref.ref[torch.Tensor]]:
+    sends = torch.empty(1, device=device)
+    return Flight(torch.empty(1, device=device), sends, mock.Mock(), work), weakref.ref(sends)
+
+
+def test_what_is_sent_stays_until_the_stream_that_owns_it_waits() -> None:
+    work = mock.Mock()
+    under_way, sends = flight("meta", work)  # any device whose streams wait, not this thread
+    under_way.arrived()
+    assert work.wait.call_count == 1
+    assert sends() is not None
+    under_way.wait()
+    assert work.wait.call_count == 2  # this stream has to wait too
+    assert sends() is None
+
+
+def test_on_a_cpu_the_rows_have_arrived_and_are_not_waited_for_again() -> None:
+    work = mock.Mock()
+    work.is_completed.return_value = True
+    under_way, sends = flight("cpu", work)
+    under_way.arrived()
+    assert sends() is None
+    under_way.wait()
+    assert work.wait.call_count == 1
