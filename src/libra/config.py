@@ -58,14 +58,16 @@ class PoolConfig:
     them again.
     """
 
-    traffic_limit: float = 2.0
-    """Most bytes a worker sends, and receives, in one pass, in multiples of its own q, k, v and
-    out.  Work that would pass it stays at home (`surplus` only); `inf` lifts it.
+    traffic_limit: float = math.inf
+    """Most bytes that a worker sends, and receives, in one pass for work that is computed away from
+    home, in multiples of its own q, k, v and out.  Work that would pass it stays at home (`surplus`
+    only).
     """
 
-    memory_limit: float = 2.0
-    """Most bytes of other workers' q, k, v and out that a worker holds while a layer runs, in
-    multiples of its own.  Work that would pass it stays at home (`surplus` only); `inf` lifts it.
+    memory_limit: float = 4.0
+    """Most bytes of other workers' q, k, v and out that a worker holds for work that it took, while
+    a layer runs forward, in multiples of its own; `inf` for no limit.  Work that would pass it
+    stays at home (`surplus` only).
     """
 
     ranks_per_node: int = 8

@@ -1,6 +1,7 @@
-"""How much a worker may send, receive and hold, and whether a plan keeps to it.
+"""How much a worker may send, receive and hold for work that is computed away from home.
 
-The unit is what every worker has anyway: the bytes of its own q, k, v and out.  The backward pass
+The unit is what every worker has anyway: the bytes of its own q, k, v and out.  K and V that a
+worker needs for rows of its own are not counted: no placement spares it those.  The backward pass
 sends what the forward pass received, gradient for tensor, so one limit for both directions holds
 for both passes (`refetch` moves the forward's bytes once more).
 """
@@ -35,15 +36,17 @@ def byte_limits(config: PoolConfig, heads: HeadShape, rows: int) -> IntArray:
     return np.array([traffic, traffic, memory], dtype=np.int64)
 
 
-def within_limits(plan: PoolPlan) -> bool:
-    """Whether every worker of a plan keeps to the limits of its configuration."""
-    from libra.plan.tally import pool_tally
+def keeps_limits(plan: PoolPlan, beside: PoolPlan) -> bool:
+    """Whether no worker of `plan` sends, receives or holds more than a limit allows, or than the
+    busiest of a plan `beside` it that keeps the limits.
+    """
+    from libra.plan.tally import held_for_others
 
-    rows = int(plan.geometry.rows.max())
-    sent, received, held = byte_limits(plan.config, plan.heads, rows)
-    moved = plan.traffic.sum(axis=0)
-    return bool(
-        moved.sum(axis=1).max() <= sent
-        and moved.sum(axis=0).max() <= received
-        and pool_tally(plan).extra_memory.max() <= held
-    )
+    limits = byte_limits(plan.config, plan.heads, int(plan.geometry.rows.max()))
+
+    def most(of: PoolPlan) -> IntArray:
+        moved = of.traffic.sum(axis=0)
+        held = held_for_others(of).max()
+        return np.array([moved.sum(axis=1).max(), moved.sum(axis=0).max(), held])
+
+    return bool((most(plan) <= np.maximum(limits, most(beside))).all())

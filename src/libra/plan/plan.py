@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from libra.config import HeadShape, PoolConfig
 from libra.plan.geometry import Geometry, pool_geometry
 from libra.plan.lanes import cut_lanes
-from libra.plan.limits import within_limits
+from libra.plan.limits import keeps_limits
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.ulysses import check_ulysses, place_ulysses
 from libra.workload import check_count, check_cu_seqlens
@@ -95,7 +95,7 @@ def plan_pool(
     best = plan(cut, columns, assignment)
     if best.imbalance > config.tolerance and relative is None:
         whole = greedy()  # too few rows to cut finer: whole tiles may fit better
-        if whole.imbalance < best.imbalance and within_limits(whole):
+        if whole.imbalance < best.imbalance and keeps_limits(whole, best):
             return whole
     return best
 

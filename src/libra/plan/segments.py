@@ -26,7 +26,9 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """One kernel call's work.  All arrays int64 [segments]; `q_len >= 1` and `k_len >= q_len`."""
+    """One kernel call's work.  All arrays int64 [segments]; `q_len >= 1` and `k_len >= q_len`, or
+    `k_len >= 1` where not causal.
+    """
 
     q_start: IntArray
     q_len: IntArray
@@ -42,6 +44,8 @@ class Segments:
     """Key/value heads of every segment; query head i of a segment reads its key/value head i //
     (heads / kv_heads).
     """
+    causal: bool = True
+    """False: every query row of a segment sees all its keys, as between blocks of a ring."""
 
     def __len__(self) -> int:
         return len(self.q_start)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from libra.config import HeadShape, PoolConfig
 from libra.plan.geometry import Geometry, with_cuts
 from libra.plan.limits import byte_limits
-from libra.plan.surplus_kernels import Books, Fragments, Loads, bytes_at_home, move_surplus
+from libra.plan.surplus_kernels import Books, Fragments, Loads, move_surplus
 from libra.workload import causal_pairs
 
 IntArray = NDArray[np.int64]
@@ -65,7 +65,7 @@ def place_surplus(
     # Columns that share a key/value head count it once each, which is never too little.
     kv_row = -(-heads.kv // columns) * (heads.dim + heads.value_dim) * heads.bytes
     books = Books(
-        moved=bytes_at_home(fragments, workers, kv_row * columns),
+        moved=np.zeros((3, workers), dtype=np.int64),
         limits=byte_limits(config, heads, int(geometry.rows.max())),
         q_row=width * heads.dim * heads.bytes,
         o_row=width * heads.value_dim * heads.bytes,

@@ -40,7 +40,9 @@ class Books(NamedTuple):
     """The balance of bytes, as they lie in the tensors."""
 
     moved: IntArray
-    """What each worker sends, receives and holds for others, [3, workers]; updated likewise."""
+    """What each worker sends, receives and holds for work away from home, [3, workers]; updated
+    likewise.
+    """
     limits: IntArray
     """Most of each that a worker may come to, [3]."""
     q_row: int
@@ -66,34 +68,6 @@ def row_below(pairs: float) -> int:
 
 
 @numba.njit(cache=True)
-def bytes_at_home(fragments: Fragments, workers: int, kv_row: int) -> IntArray:
-    """Bytes that each worker sends, receives and holds if nothing moves, int64 [3, workers].
-
-    That is the K and V which the workers of one CP group exchange for samples that span their
-    shards: all rows before a worker's last one of the sample.  `kv_row` counts all heads.
-    """
-    begin, low, high, worker = fragments
-    moved = np.zeros((3, workers), dtype=np.int64)
-    for sample in range(len(begin) - 1):
-        first, last = begin[sample], begin[sample + 1]
-        for i in range(first, last):
-            later = False  # a worker's needs are those of its last fragment of the sample
-            fetches = False
-            for j in range(first, last):
-                later = later or (j > i and worker[j] == worker[i])
-                fetches = fetches or (j < i and worker[j] != worker[i])
-            if later or not fetches:
-                continue
-            moved[2, worker[i]] += high[i] * kv_row  # where its rows and others' lie side by side
-            for j in range(first, i):
-                if worker[j] != worker[i]:
-                    moved[0, worker[j]] += (high[j] - low[j]) * kv_row
-                    moved[1, worker[i]] += (high[j] - low[j]) * kv_row
-                    moved[2, worker[i]] += (high[j] - low[j]) * kv_row  # where they arrive
-    return moved
-
-
-@numba.njit(cache=True)
 def move_surplus(
     fragments: Fragments,
     latest_first: IntArray,
@@ -108,15 +82,12 @@ def move_surplus(
     gives.  `node` [workers] ascends from 0; workers of one node take each other's surplus first.
     """
     given = _give(fragments, latest_first, columns, loads)
-    staying = np.empty((len(fragments.low), columns), dtype=np.int64)  # rows, so far
-    for i in range(len(staying)):
-        staying[i] = fragments.high[i] - fragments.low[i]
     taken = [(0, 0, 0, 0, 0) for _ in range(0)]
     nodes = int(node.max()) + 1
     if 1 < nodes < len(node):
         for near in range(nodes):
-            _hand_out(given, taken, staying, fragments, loads, books, node, near)
-    _hand_out(given, taken, staying, fragments, loads, books, node, -1)
+            _hand_out(given, taken, fragments, loads, books, node, near)
+    _hand_out(given, taken, fragments, loads, books, node, -1)
     return _table(taken)
 
 
@@ -164,7 +135,6 @@ def _give(fragments: Fragments, latest_first: IntArray, columns: int, loads: Loa
 def _hand_out(
     given: IntArray,
     taken: list[tuple[int, int, int, int, int]],
-    staying: IntArray,
     fragments: Fragments,
     loads: Loads,
     books: Books,
@@ -199,12 +169,11 @@ def _hand_out(
         while len(heap) > 0 and free > 0:
             top, first, n = heapq.heappop(heap)
             sample, column, prefix = given[pick[n], 0], given[pick[n], 1], -top
-            fits = _fetch(sample, column, prefix, taker, staying, fragments, books, node, 1)
+            fits = _fetch(sample, prefix, taker, fragments, books, node, 1)
             idle = fits
             while fits and n >= first and free > 0:  # one prefix serves all these rows
                 i = pick[n]
-                from_row, to_row, fragment = given[i, 2], given[i, 3], given[i, 4]
-                home = worker[fragment]
+                from_row, to_row, home = given[i, 2], given[i, 3], worker[given[i, 4]]
                 row = from_row
                 full = (pairs_below(to_row) - pairs_below(from_row)) * width > free
                 if full:
@@ -234,16 +203,13 @@ def _hand_out(
                     moved[0, taker] += rows * o_row
                     moved[1, taker] += rows * q_row
                     moved[2, taker] += rows * (q_row + o_row)
-                    staying[fragment, column] -= rows
-                    if staying[fragment, column] == 0:
-                        _release(sample, column, fragment, staying, fragments, books)
                     idle = False
                 if row <= from_row or (stuck and fits):
                     n -= 1
                 elif full:
                     free = 0.0
             if idle:
-                _fetch(sample, column, prefix, taker, staying, fragments, books, node, -1)
+                _fetch(sample, prefix, taker, fragments, books, node, -1)
             if n >= first:
                 rest = (-given[pick[n], 3], first, n)
                 if free > 0:
@@ -274,10 +240,8 @@ def _stacks(given: IntArray, pick: list[int]) -> list[tuple[int, int, int]]:
 @numba.njit(cache=True)
 def _fetch(
     sample: int,
-    column: int,
     prefix: int,
     taker: int,
-    staying: IntArray,
     fragments: Fragments,
     books: Books,
     node: IntArray,
@@ -293,7 +257,7 @@ def _fetch(
     moved, limits, _, _, kv_row = books
     held, own = 0, 0  # rows that the taker has anyway, for rows of its own
     for i in range(begin[sample], begin[sample + 1]):
-        if worker[i] == taker and staying[i, column] > 0:
+        if worker[i] == taker:  # a taker has given nothing away
             held = high[i]
             own += high[i] - low[i]
     if prefix <= held:
@@ -323,33 +287,3 @@ def _fetch(
     moved[1, taker] += sign * arriving
     moved[2, taker] += sign * kept
     return True
-
-
-@numba.njit(cache=True)
-def _release(
-    sample: int,
-    column: int,
-    fragment: int,
-    staying: IntArray,
-    fragments: Fragments,
-    books: Books,
-) -> None:
-    """A fragment has given a column away: its worker no longer fetches K and V for these rows."""
-    begin, low, high, worker = fragments
-    moved, kv_row = books.moved, books.kv_row
-    home, before, fetched, others = worker[fragment], -1, False, False
-    for i in range(begin[sample], begin[sample + 1]):
-        if worker[i] == home and staying[i, column] > 0:
-            if i > fragment:
-                return  # later rows of its own need them still
-            before, fetched = i, others
-        others = others or worker[i] != home
-    arriving = 0
-    for i in range(max(before, begin[sample]), fragment):
-        if worker[i] != home:
-            leaving = (high[i] - low[i]) * kv_row
-            moved[0, worker[i]] -= leaving
-            arriving += leaving
-    moved[1, home] -= arriving
-    if arriving > 0 or fetched:
-        moved[2, home] -= (high[fragment] - (high[before] if fetched else 0)) * kv_row + arriving

@@ -116,6 +116,14 @@ def pool_tally(plan: PoolPlan, work: Work | None = None) -> PoolTally:
     )
 
 
+def held_for_others(plan: PoolPlan) -> IntArray:
+    """`PoolTally.extra_memory` without the rest of a tally, int64 [workers]."""
+    kv_row = plan.lanes.kv_heads * (plan.heads.dim + plan.heads.value_dim) * plan.heads.bytes
+    queries, keys, outputs = plan.traffic
+    arrived = queries.sum(axis=0) + keys.sum(axis=0) + outputs.sum(axis=1)
+    return np.asarray(arrived + _assembled_rows(plan) * kv_row)
+
+
 def _q_rows(plan: PoolPlan) -> IntArray:
     """Lane rows of Q that worker i sends to worker j in one chunk, [workers, workers]."""
     geometry, lanes = plan.geometry, plan.lanes

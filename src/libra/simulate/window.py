@@ -15,6 +15,7 @@ from libra.config import HeadShape, PoolConfig
 from libra.placement import contiguous_pools, imbalance, place_packs, pool_loads
 from libra.plan.plan import plan_pool
 from libra.plan.pool_plan import PoolPlan
+from libra.plan.tally import held_for_others
 from libra.refinement import PoolOrder, distance_to_bound, order_pools, refine_pools
 from libra.simulate.figures import POOL_FIGURES, Candidate, WindowFigures
 from libra.workload import causal_pairs, segment_workloads
@@ -120,31 +121,10 @@ def plan_figures(plan: PoolPlan) -> dict[str, float]:
         "worst_sent": float(traffic.sum(axis=1).max()),
         "worst_received": float(traffic.sum(axis=0).max()),
         "worst_across": float(max(across.sum(axis=1).max(), across.sum(axis=0).max())),
-        "extra_memory": float(extra_memory(plan).max()),
+        "extra_memory": float(held_for_others(plan).max()),
         "tiles": float(len(plan.assignment)),
         "moved_tiles": float(np.count_nonzero(plan.assignment != tile_home)),
     }
-
-
-def extra_memory(plan: PoolPlan) -> IntArray:
-    """Bytes each worker holds beyond its own q, k, v and out in a layer's forward; int64 [workers].
-
-    Fetched Q, outputs for others, and fetched K and V with what is assembled from several holders:
-    `PoolTally.extra_memory` without the rest of a tally.
-    """
-    heads, needs, moves = plan.heads, plan.needs, plan.kv_transfers
-    queries, _, outputs = plan.traffic
-    source = needs.worker.copy()
-    source[moves.need] = moves.source  # one of them
-    assembled = ~needs.resident & (source == needs.worker)
-    assembled[moves.need[moves.source != source[moves.need]]] = True
-    rows = np.zeros(plan.workers, dtype=np.int64)
-    np.add.at(rows, needs.worker[assembled], needs.length[assembled])
-    remote = moves.source != moves.destination
-    np.add.at(rows, moves.destination[remote], moves.length[remote])
-    row_bytes = plan.lanes.kv_heads * (heads.dim + heads.value_dim) * heads.bytes
-    held: IntArray = queries.sum(axis=0) + outputs.sum(axis=1) + rows * row_bytes
-    return held
 
 
 def _bounds(task: WindowTask, pack: int) -> IntArray:

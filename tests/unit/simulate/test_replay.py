@@ -15,7 +15,7 @@ from hypothesis import given, settings
 import libra
 from libra.config import HeadShape, PoolConfig
 from libra.packing import Packs
-from libra.plan.tally import pool_tally
+from libra.plan.tally import held_for_others, pool_tally
 from libra.sampler import PoolSampler
 from libra.simulate.figures import POOL_FIGURES, CandidateFigures
 from libra.simulate.replay import Candidate, replay
@@ -24,7 +24,6 @@ from libra.simulate.window import (
     PackPlacement,
     WindowTask,
     emitted_pools,
-    extra_memory,
     plan_figures,
 )
 from tests.pools import SmallPool, small_pools
@@ -168,7 +167,7 @@ def test_steps_are_sums_over_gradient_accumulation_indices() -> None:
 @settings(max_examples=60, deadline=None)
 def test_extra_memory_and_loads_are_the_tallys(pool: SmallPool) -> None:
     plan = pool.plan()
-    assert extra_memory(plan).tolist() == pool_tally(plan).extra_memory.tolist()
+    assert held_for_others(plan).tolist() == pool_tally(plan).extra_memory.tolist()
     figures = plan_figures(plan)
     assert set(figures) == set(POOL_FIGURES) - {"planning_seconds"}
     assert figures["load"] == plan.load.sum() and figures["busiest"] == plan.load.max()
