@@ -60,6 +60,21 @@ def blocks(program: Program, buffer: int) -> bool:
     return program.aside is None and program.relay[buffer].moves
 
 
+def idle_chunks(program: Program, *, gradients: bool) -> int:
+    """Leading chunks in which this worker computes nothing for others, and so sends nothing back:
+    their returns can be posted before anything is computed.
+
+    They end where a second hop is posted between returns, for all must post in one order.
+    """
+    for chunk in range(program.chunks):
+        done = [n for n in range(program.chunks) if gradients and program.route.kv_done[n] == chunk]
+        rows = program.q[chunk].received + sum(program.assembly[n].rows for n in done)
+        hops = [*done, *range(chunk + 1, min(chunk + 2, program.chunks))]
+        if rows or any(blocks(program, n) for n in hops):
+            return chunk
+    return program.chunks
+
+
 def _pass_on(
     program: Program, group: dist.ProcessGroup, flights: list[Flight], fetched: Fetched, chunk: int
 ) -> list[Flight]:

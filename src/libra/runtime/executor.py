@@ -26,6 +26,7 @@ from libra.runtime.exchange import (
     blocks,
     collect,
     fetch,
+    idle_chunks,
     land,
     place,
     send_home,
@@ -76,13 +77,21 @@ def forward(
     inbound = [
         fetch(program, group, q_TND, k_TND, v_TNE, fetched, m) for m in range(program.chunks)
     ]
-    attend(LOCAL)
     returns: list[Flight] = []
+
+    def post_return(chunk: int) -> None:
+        rows_RW = remote[chunk].view(-1, lanes.heads * heads.value_dim)
+        returns.append(give_back(program.q[chunk], rows_RW, group))
+
+    early = idle_chunks(program, gradients=False)
+    for chunk in range(early):  # so that who computes them need not wait for our own work to end
+        post_return(chunk)
+    attend(LOCAL)
     for chunk in range(program.chunks):
         land(program, group, inbound, k_TND, v_TNE, fetched, chunk)
         attend(chunk)
-        rows_RW = remote[chunk].view(-1, lanes.heads * heads.value_dim)
-        returns.append(give_back(program.q[chunk], rows_RW, group))
+        if chunk >= early:
+            post_return(chunk)
     out_XW = out_TNE.view(-1, lanes.heads * heads.value_dim)
     for message, flight in zip(program.q, returns, strict=True):
         place(out_XW, message, flight)
@@ -152,20 +161,16 @@ def backward(
         inbound_dout.append(dispatch(program.q[chunk], dout_XW, into_RW, group))
         if refetch:
             inbound.append(fetch(program, group, q_TND, k_TND, v_TNE, fetched, chunk))
-    attend(LOCAL)
     dk_XW = dk_TND.view(-1, lanes.kv_heads * heads.dim)
     dv_XW = dv_TNE.view(-1, lanes.kv_heads * heads.value_dim)
     returns_q: list[Flight] = []
     returns_kv: list[Homeward] = []
     waiting: list[Partial] = []
-    for chunk in range(program.chunks):
-        inbound_dout[chunk].wait()
-        if refetch:
-            land(program, group, inbound, k_TND, v_TNE, fetched, chunk)
-        attend(chunk)
+
+    def post_returns(chunk: int) -> None:
         for partial in waiting:
             returns_kv.append(send_home(program, group, partial, q_TND.dtype))
-        waiting = []
+        waiting.clear()
         done = [n for n in range(program.chunks) if program.route.kv_done[n] == chunk]
         fresh = []
         for n in done:
@@ -178,6 +183,19 @@ def backward(
                 waiting.append(partial)
             else:
                 returns_kv.append(send_home(program, group, partial, q_TND.dtype))
+
+    early = idle_chunks(program, gradients=True)
+    for chunk in range(early):
+        post_returns(chunk)
+    attend(LOCAL)
+    for chunk in range(program.chunks):
+        with record_function("libra::wait"):
+            inbound_dout[chunk].wait()
+        if refetch:
+            land(program, group, inbound, k_TND, v_TNE, fetched, chunk)
+        attend(chunk)
+        if chunk >= early:
+            post_returns(chunk)
     for partial in waiting:
         returns_kv.append(send_home(program, group, partial, q_TND.dtype))
     dq_XW = dq_TND.view(-1, lanes.heads * heads.dim)
