@@ -1,0 +1,130 @@
+"""What a layer costs beside its kernel, by the number of segments, and where that time goes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import libra
+from benchmarks.gpu.stopwatch import Stopwatch, Watched
+from libra.runtime.layout import Layout
+
+PARTS = ("operator", "agree", "layout", "executor", "rows", "wait")
+"""Host time outside kernels: autograd and the operator's dispatch; the ranks' agreement; checks and
+look-ups; buffers, padding and launching; packing, posting and placing rows; waiting for them."""
+
+
+def watch_kernel(pool: libra.SequencePool, device: torch.device) -> Watched:
+    """Put a watched kernel in the pool, before its programs are made."""
+    watched: Any = Watched(pool.kernel(device))
+    pool._kernels[device] = watched
+    return watched  # type: ignore[no-any-return]
+
+
+def layer_overhead(
+    layout: Layout,
+    watched: Watched,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    *,
+    repeats: int,
+) -> dict[str, Any]:
+    """Seconds of forward and backward, of their kernel calls alone, and of the parts besides.
+
+    `tensors` are q, k, v and the gradient of the output.  Layer and kernels run in turn.
+    """
+    q, k, v, dout = tensors
+    device = q.device
+    times: dict[str, list[float]] = {}
+
+    def step() -> None:
+        for leaf in (q, k, v):
+            leaf.grad = None
+        watched.calls.clear()
+        outputs: list[torch.Tensor] = []
+        note("forward", lambda: outputs.append(libra.libra_attention(q, k, v, layout=layout)))
+        ahead = list(watched.calls)
+        watched.calls.clear()
+        note("backward", lambda: outputs[0].backward(dout))
+        note("bare forward", lambda: run_calls(ahead))
+        note("bare backward", lambda: run_calls(watched.calls[:]))
+
+    def note(name: str, call: Callable[[], object]) -> None:
+        taken = seconds(call, device)
+        times.setdefault(name, []).append(taken)
+
+    step()
+    times.clear()
+    for _ in range(repeats):
+        step()
+    found: dict[str, Any] = {name: statistics.median(each) for name, each in times.items()}
+    for way in ("forward", "backward"):
+        pairs = zip(times[way], times[f"bare {way}"], strict=True)
+        found[f"{way} extra"] = statistics.median(ours - bare for ours, bare in pairs)
+    found["parts"] = host_parts(layout, watched, tensors, repeats)
+    return found
+
+
+def host_parts(
+    layout: Layout,
+    watched: Watched,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    repeats: int,
+) -> dict[str, float]:
+    """Host seconds of a forward and backward by part, the kernel among them."""
+    q, k, v, dout = tensors
+    clock = Stopwatch()
+    total = 0.0
+    with clock.watching(watched):
+        for _ in range(repeats):
+            watched.calls.clear()
+            total += seconds(
+                lambda: libra.libra_attention(q, k, v, layout=layout).backward(dout), q.device
+            )
+    own = dict(clock.own)
+    parts = {name: own.pop(name, 0.0) for name in ("kernel", *PARTS[1:])}
+    parts["operator"] = total - sum(parts.values())
+    return {name: taken / repeats for name, taken in parts.items()}
+
+
+def run_calls(calls: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+    """Kernel calls again, on the same buffers."""
+    for run, call in calls:
+        run(*call)
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Wall time of a call, the device idle before and after."""
+    wait(device)
+    begun = time.perf_counter()
+    call()
+    wait(device)
+    return time.perf_counter() - begun
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has nothing to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def equal_bounds(tokens: int, samples: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Bounds of `samples` samples of one length; `tokens` is a multiple."""
+    return np.arange(samples + 1, dtype=np.int64) * (tokens // samples)
+
+
+def draw(
+    tokens: int, heads: libra.HeadShape, device: torch.device, dtype: torch.dtype, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k, v that want gradients, and a gradient of the output."""
+    rng = torch.Generator().manual_seed(seed)
+    shapes = [(heads.q, heads.dim), (heads.kv, heads.dim), (heads.kv, heads.value_dim)]
+    shapes.append((heads.q, heads.value_dim))
+    q, k, v, dout = (
+        torch.randn(tokens, n, dim, generator=rng).to(device, dtype) for n, dim in shapes
+    )
+    return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), dout
