@@ -37,11 +37,11 @@ class Result:
 
 
 def make_segments(
-    *rows: tuple[int, int, int, int, int, int], heads: int, kv_heads: int
+    *rows: tuple[int, int, int, int, int, int], heads: int, kv_heads: int, causal: bool = True
 ) -> Segments:
     """Segments from rows of (q_start, q_len, k_start, k_len, q_head, kv_head)."""
     columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T
-    return Segments(*columns, heads=heads, kv_heads=kv_heads)
+    return Segments(*columns, heads=heads, kv_heads=kv_heads, causal=causal)
 
 
 def plain_case(
@@ -64,7 +64,7 @@ def cases(draw: st.DrawFn) -> Case:
     """Blocks of samples that share prefixes, in any order, at any heads, with idle rows between."""
     kv_heads = draw(st.integers(1, 3))
     heads = kv_heads * draw(st.integers(1, 3))
-    lanes = draw(st.integers(1, 3))
+    lanes, causal = draw(st.integers(1, 3)), draw(st.booleans())
     q_pad, kv_total = draw(st.integers(0, 2)), kv_heads + draw(st.integers(0, 3))
     samples, k_rows = [], draw(st.integers(0, 3))
     for length in draw(st.lists(st.integers(1, 40), min_size=1, max_size=4)):
@@ -74,7 +74,7 @@ def cases(draw: st.DrawFn) -> Case:
     for _ in range(draw(st.integers(1, 6))):
         start, length = draw(st.sampled_from(samples))
         k_len = draw(st.integers(1, length))
-        q_len = draw(st.integers(1, k_len))
+        q_len = draw(st.integers(1, k_len if causal else 40))
         q_rows += draw(st.integers(0, 1))
         for lane in draw(st.sets(st.integers(0, lanes - 1), min_size=1)):
             kv_head = draw(st.integers(0, kv_total - kv_heads))
@@ -82,7 +82,9 @@ def cases(draw: st.DrawFn) -> Case:
         q_rows += q_len
     dim, value_dim = draw(st.sampled_from([(8, 8), (8, 8), (8, 16), (16, 8), (5, 5), (4, 7)]))
     return Case(
-        segments=make_segments(*draw(st.permutations(rows)), heads=heads, kv_heads=kv_heads),
+        segments=make_segments(
+            *draw(st.permutations(rows)), heads=heads, kv_heads=kv_heads, causal=causal
+        ),
         q_shape=(q_rows + draw(st.integers(0, 1)), q_pad + lanes * heads, dim),
         k_shape=(k_rows, kv_total, dim),
         v_shape=(k_rows, kv_total, value_dim),
@@ -142,7 +144,8 @@ def expected(
         k_i, v_i = (t[keys, kv].repeat_interleave(group, dim=1) for t in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q[rows, heads], k_i) * SCALE
         position = torch.arange(s.q_len[i])[:, None] + (s.k_len[i] - s.q_len[i])
-        scores = scores.masked_fill(torch.arange(s.k_len[i]) > position, -torch.inf)
+        if s.causal:
+            scores = scores.masked_fill(torch.arange(s.k_len[i]) > position, -torch.inf)
         out_i = torch.einsum("hqk,khe->qhe", scores.softmax(-1), v_i)
         out[rows, heads] = out_i.detach()
         lse.append(scores.logsumexp(-1).detach().flatten())

@@ -14,9 +14,10 @@ go to relays before they return.
 What is simplified.  An exchange takes a worker as long as its busiest link needs for its own bytes
 (in or out, within its node or between nodes; links work side by side) and a fixed latency: no
 congestion elsewhere, one latency for all that a chunk moves one way.  It begins when the worker and
-all who send to it have reached it; a receiver that is late holds nobody up.  Attention runs at one
-rate, whatever the shape of its segments, unless its seconds are given, and at full speed beside the
-transfers; packing rows is free.
+all who send to it have reached it; a receiver that is late holds nobody up, as the executor posts
+the returns of workers that compute nothing for others early.  Attention runs at one rate, whatever
+the shape of its segments, unless its seconds are given, and at full speed beside the transfers;
+packing rows is free.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ class SequencePool:
     pools of its own.  Collective over the mesh.
 
     `heads` lets planning start before the first attention call; otherwise the first call tells.
-    `kernel` names a FlashAttention build instead of the best one found.  `groups` takes over those
-    of a closed pool with the same members (torch never frees a group's name, so pools don't destroy
-    theirs).  `live_layouts` microbatches may be between forward and backward.
+    `kernel` names a FlashAttention build instead of the best one found, or is a kernel itself.
+    `groups` takes over those of a closed pool with the same members (torch never frees a group's
+    name, so pools don't destroy theirs).  `live_layouts` microbatches may be between forward and
+    backward.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class SequencePool:
         config: PoolConfig,
         *,
         heads: HeadShape | None = None,
-        kernel: str | None = None,
+        kernel: str | Kernel | None = None,
         dp: str | Sequence[str] = "dp",
         cp: str = "cp",
         timeout: timedelta | None = None,
@@ -69,7 +70,7 @@ class SequencePool:
             self._meter,
         )
         self._heads = [] if heads is None else [heads]
-        self._kernel_name = kernel
+        self._kernel_chosen = kernel
         self._kernels: dict[torch.device, Kernel] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._ahead: list[Layout] = []
@@ -160,7 +161,7 @@ class SequencePool:
     def kernel(self, device: torch.device) -> Kernel:
         """The attention kernel for a device."""
         if device not in self._kernels:
-            kernel = kernel_for(device, self._kernel_name)
+            kernel = kernel_for(device, self._kernel_chosen)
             if self._meter is not None:
                 kernel = MeasuredKernel(kernel, self._meter)
             self._kernels[device] = kernel

@@ -35,11 +35,13 @@ def kernel_names(device: torch.device) -> tuple[str, ...]:
     return ("flash4", "flash2", "varlen")
 
 
-def kernel_for(device: torch.device, name: str | None = None) -> Kernel:
-    """The kernel `name`, or the best one for `device` whose library imports.
+def kernel_for(device: torch.device, name: str | Kernel | None = None) -> Kernel:
+    """The kernel `name`, or the best one for `device` whose library imports; a kernel is itself.
 
     ValueError if `name` does not serve the device or nothing imports; it lists what was tried.
     """
+    if name is not None and not isinstance(name, str):
+        return name
     names = kernel_names(device)
     if name is not None and name not in names:
         raise ValueError(

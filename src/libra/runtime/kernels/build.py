@@ -20,7 +20,9 @@ from libra.runtime.kernels.segments import Segments
 Tensor = torch.Tensor
 
 Attend = Callable[[Tensor, Tensor, Tensor, Call, float], tuple[Tensor, Tensor]]
-"""(q_RNW, k_KNW, v_KNW, call, scale) -> (out_RNW, lse_NR), causal bottom-right, fp32 LSE."""
+"""(q_RNW, k_KNW, v_KNW, call, scale) -> (out_RNW, lse_NR), fp32 LSE, causal
+bottom-right where the call is causal.
+"""
 
 AttendBackward = Callable[
     [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Call, float], tuple[Tensor, Tensor, Tensor]

@@ -40,12 +40,10 @@ def check_segments(segments: Segments) -> Extents:
     for name in ("q_start", "k_start", "q_head", "kv_head"):
         _refuse_first(getattr(segments, name) < 0, name, getattr(segments, name), ">= 0")
     _refuse_first(segments.q_len < 1, "q_len", segments.q_len, ">= 1; drop empty segments")
-    _refuse_first(
-        segments.k_len < segments.q_len,
-        "k_len",
-        segments.k_len,
-        ">= q_len; causal rows need a key of their own",
-    )
+    if segments.causal:
+        need = ">= q_len; causal rows need a key of their own"
+        _refuse_first(segments.k_len < segments.q_len, "k_len", segments.k_len, need)
+    _refuse_first(segments.k_len < 1, "k_len", segments.k_len, ">= 1; drop empty segments")
     return Extents(
         q_rows=int((segments.q_start + segments.q_len).max()),
         k_rows=int((segments.k_start + segments.k_len).max()),

@@ -89,7 +89,7 @@ class CpuKernel:
                     q_head=int(segments.q_head[index]),
                     kv_head=int(segments.kv_head[index]),
                     lse_start=lse_start,
-                    pieces=cut(q_len, k_len, self.leaf),
+                    pieces=cut(q_len, k_len, self.leaf, causal=segments.causal),
                 )
             )
             lse_start += q_len * segments.heads
@@ -198,13 +198,13 @@ def kernel() -> CpuKernel:
     return CpuKernel()
 
 
-def cut(q_len: int, k_len: int, leaf: int) -> tuple[Piece, ...]:
+def cut(q_len: int, k_len: int, leaf: int, *, causal: bool = True) -> tuple[Piece, ...]:
     """Pieces of a segment: first the squares, which cover every row once, then the rectangles.
 
-    A single row sees all its keys and is one rectangle.
+    A single row sees all its keys and is one rectangle, as is a segment that is not causal.
     """
-    if q_len == 1:
-        return (Piece(0, 1, 0, k_len, causal=False, opens=True),)
+    if q_len == 1 or not causal:
+        return (Piece(0, q_len, 0, k_len, causal=False, opens=True),)
     prefix = k_len - q_len
     squares, rectangles = [], []
     if prefix:

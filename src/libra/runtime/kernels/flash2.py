@@ -38,7 +38,7 @@ def _attend(
         max_seqlen_k=call.max_k,
         dropout_p=0.0,
         softmax_scale=scale,
-        causal=True,
+        causal=call.causal,
     )
     return out_RNW, lse_NR
 
@@ -70,7 +70,7 @@ def _attend_backward(
         max_seqlen_k=call.max_k,
         dropout_p=0.0,
         softmax_scale=scale,
-        causal=True,
+        causal=call.causal,
         window_size_left=-1,
         window_size_right=-1,
         softcap=0.0,

@@ -48,7 +48,7 @@ def _attend(
         max_seqlen_q=call.max_q,
         max_seqlen_k=call.max_k,
         softmax_scale=scale,
-        causal=True,
+        causal=call.causal,
         return_attn_probs=True,
     )
     return out_RNW, lse_NR
@@ -85,6 +85,6 @@ def _attend_backward(
         dv=dv_KNW,
         softmax_scale=scale,
         deterministic=deterministic(),
-        **{causal: True},
+        **{causal: call.causal},
     )
     return dq_RNW, dk_KNW, dv_KNW

@@ -42,7 +42,7 @@ def _attend(
         max_seqlen_q=call.max_q,
         max_seqlen_k=call.max_k,
         softmax_scale=scale,
-        causal=True,
+        causal=call.causal,
         return_lse=True,
     )
     return out_RNW, lse_NR
@@ -66,7 +66,7 @@ def _attend_backward(
         dout=dout_RNW,
         lse=lse_NR,
         softmax_scale=scale,
-        causal=True,
+        causal=call.causal,
         cu_seqlens_q=call.cu_q,
         cu_seqlens_k=call.cu_k,
         max_seqlen_q=call.max_q,

@@ -43,6 +43,8 @@ class Call:
     max_k: int
     lse_at: torch.Tensor
     """int64 [N * R]: where element (head, packed row) lies in the flat LSE."""
+    causal: bool
+    """Bottom-right; False: every query row of a segment sees all its keys."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +131,7 @@ def _call(
         max_q=int(q_len.max()),
         max_k=int(k_len.max()),
         lse_at=_lse_positions(lse_start[members], q_len, segments.heads, device),
+        causal=segments.causal,
     )
 
 

@@ -36,7 +36,7 @@ def _attend(
         max_q=call.max_q,
         max_k=call.max_k,
         dropout_p=0.0,
-        is_causal=True,
+        is_causal=call.causal,
         return_debug_mask=False,
         scale=scale,
     )
@@ -65,7 +65,7 @@ def _attend_backward(
         max_q=call.max_q,
         max_k=call.max_k,
         dropout_p=0.0,
-        is_causal=True,
+        is_causal=call.causal,
         rng_state=torch.zeros(2, dtype=torch.uint64, device=q_RNW.device),
         unused=torch.empty(0, device=q_RNW.device),
         scale=scale,
