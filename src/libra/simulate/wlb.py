@@ -17,10 +17,10 @@ from libra.workload import check_count, check_lengths
 IntArray = NDArray[np.int64]
 
 
-def pack_by_cost(
+def deal_by_cost(
     lengths: IntArray, packs: int, most_tokens: int, *, linear_tokens: float
 ) -> list[IntArray]:
-    """Lengths of each of `packs` packs, longest first.
+    """Indices into `lengths` that each of `packs` packs holds, longest first.
 
     A sample of l tokens costs l^2 + `linear_tokens` * l: a token's linear layers cost as much as
     that many keys.  Deterministic; O(samples log packs).
@@ -30,18 +30,20 @@ def pack_by_cost(
     """
     check_count("packs", packs)
     check_count("most_tokens", most_tokens)
-    order = np.sort(check_lengths(lengths))[::-1].tolist()
-    if order and order[0] > most_tokens:
-        raise ValueError(f"a sample has {order[0]} tokens, more than most_tokens={most_tokens}")
+    checked = check_lengths(lengths)
+    order = np.argsort(-checked, kind="stable")
+    ranked = checked[order].tolist()
+    if ranked and ranked[0] > most_tokens:
+        raise ValueError(f"a sample has {ranked[0]} tokens, more than most_tokens={most_tokens}")
     open_packs = [(0.0, pack) for pack in range(packs)]
     tokens = [0] * packs
     held: list[list[int]] = [[] for _ in range(packs)]
-    for length in order:
+    for sample, length in zip(order.tolist(), ranked, strict=True):
         passed = []
         while open_packs:
             cost, pack = heapq.heappop(open_packs)
             if tokens[pack] + length <= most_tokens:
-                held[pack].append(length)
+                held[pack].append(sample)
                 tokens[pack] += length
                 heapq.heappush(open_packs, (cost + length * (length + linear_tokens), pack))
                 break
@@ -55,3 +57,11 @@ def pack_by_cost(
         for entry in passed:
             heapq.heappush(open_packs, entry)
     return [np.array(pack, dtype=np.int64) for pack in held]
+
+
+def pack_by_cost(
+    lengths: IntArray, packs: int, most_tokens: int, *, linear_tokens: float
+) -> list[IntArray]:
+    """The lengths of each pack that `deal_by_cost` makes."""
+    dealt = deal_by_cost(lengths, packs, most_tokens, linear_tokens=linear_tokens)
+    return [np.asarray(lengths, dtype=np.int64)[pack] for pack in dealt]

@@ -1,0 +1,3 @@
+"""What Libra is measured against, behind the same interface: rows of this rank in, their outputs
+out.
+"""
