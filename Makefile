@@ -2,7 +2,7 @@
 #
 #   make demo     train on real text, first with the baseline, then with Libra
 #   make test     lint, format, types, tests
-#   make bench    attention benchmark, Ulysses beside Libra
+#   make bench    attention benchmark: baselines beside Libra, in under ten minutes
 #   make docs     the documentation as a site in ./site
 #
 # PYTHON=python3.12        choose the interpreter
@@ -41,7 +41,7 @@ types: $(VENV)/.installed
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed
-	$(BIN)/torchrun --standalone --nproc-per-node $(RANKS) benchmarks/attention.py $(ARGS)
+	$(BIN)/python benchmarks/attention.py --ranks $(RANKS) $(ARGS)
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,165 +1,136 @@
-"""Straggler time of one attention layer, Ulysses against Libra, on the same windows of real
-lengths.
+"""The CPU set of `libra bench attention`: what `make bench` runs, in under ten minutes.
 
-    torchrun --standalone --nproc-per-node 2 benchmarks/attention.py
+    python benchmarks/attention.py
 
-Every GA step runs forward and backward of both schemes in turn (the order alternates), each behind
-a barrier; the step's time is its slowest rank's.  Beside the measured speedup stands the one that
-the plans' loads predict: the ratio of the summed largest loads.  All figures come from one run, so
-that the machine's speed drops out.
+Every set is one torchrun; figures are ratios inside it.  Writes benchmarks/results/DATE-cpu.json
+and the tables of docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-import torch.distributed as dist
 import tyro
-from rich.console import Console
-from rich.table import Table
-from torch.distributed.device_mesh import init_device_mesh
 
-import libra
+from libra.bench.figures import PARTS
+
+ROOT = Path(__file__).resolve().parents[1]
+LENGTHS = "tests/data/lengths-code.npy"
+MARK = "<!-- figures: everything below is written by benchmarks/attention.py -->"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    """What to measure."""
+    """What to run and where to write."""
 
-    lengths: Path = Path(__file__).parent.parent / "tests" / "data" / "lengths-code.npy"
-    """Sample lengths in tokens, .npy; samples longer than `tokens` are dropped."""
-    tokens: int = 8192
-    """L, tokens of one pack."""
-    cp: int = 1
-    """Context-parallel ranks of one pack."""
-    global_batch: int = 8
-    """Packs of one optimizer step."""
-    windows: int = 2
-    """Optimizer steps to run."""
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    dtype: str = "float32"
-    warmup: int = 1
-    """Steps that are run and not counted."""
-    pool: libra.PoolConfig = libra.PoolConfig(pool_size=2, block_size=512, head_shards=1, chunks=4)
-    json: Path | None = None
-    """Write the figures there too."""
+    ranks: int = 2
+    """Processes of each set."""
+    only: tuple[str, ...] = ()
+    """Names of the sets to run; all by default."""
+    results: Path = ROOT / "benchmarks" / "results"
+    """Folder of the JSON."""
+    page: Path | None = ROOT / "docs" / "benchmarks.md"
+    """Page whose tables are replaced."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """One GA step of one scheme."""
+@dataclass(frozen=True, kw_only=True)
+class Set:
+    """One run of `libra bench attention`."""
 
-    seconds: float
-    """Slowest rank, forward and backward."""
-    load: int
-    """Largest load of a worker of any pool, causal pairs times heads."""
-    bytes_moved: int
-    """Forward bytes of all pools."""
+    title: str
+    words: str
 
 
-def main() -> None:
-    """Run under torchrun."""
-    args = tyro.cli(Args)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    world, rank = dist.get_world_size(), dist.get_rank()
-    mesh = init_device_mesh("cpu", (world // args.cp, args.cp), mesh_dim_names=("dp", "cp"))
-    pools = {
-        "ulysses": libra.SequencePool(
-            mesh, libra.PoolConfig(pool_size=1, placement="ulysses", chunks=1)
-        ),
-        "libra": libra.SequencePool(mesh, args.pool),
-    }
-    lengths = np.load(args.lengths, allow_pickle=False)
-    packs = libra.pack_sequential(lengths, args.tokens, longer="drop")
-    sampler = libra.PoolSampler(
-        packs,
-        global_batch=args.global_batch,
-        dp_rank=rank // args.cp,
-        dp_size=world // args.cp,
-        pool_size=args.pool.pool_size,
-    )
-    steps = args.windows * args.global_batch // (world // args.cp)
-    schedule = sampler.schedule()[: steps + args.warmup]
-    measured: dict[str, list[Step]] = {name: [] for name in pools}
-    for index, packs_of_step in enumerate(schedule):
-        bounds = packs.cu_seqlens(int(packs_of_step[rank // args.cp]))
-        order = list(pools) if index % 2 else list(pools)[::-1]
-        for name in order:
-            measured[name].append(run_step(pools[name], bounds, args, rank % args.cp))
-    if rank == 0:
-        report(args, {name: steps[args.warmup :] for name, steps in measured.items()})
-    for pool in pools.values():
-        pool.close()
-    dist.destroy_process_group()
+SETS = {
+    "4k": Set(
+        title="Packs of 4K tokens, no context parallelism",
+        words="--tokens 4096 --windows 2 --config.block-size 512",
+    ),
+    "8k": Set(
+        title="Packs of 8K tokens, no context parallelism",
+        words="--tokens 8192 --windows 1 --scheme ulysses wlb libra --config.block-size 512",
+    ),
+    "cp": Set(
+        title="One replica, its packs of 4K tokens shared by a CP group",
+        words="--tokens 4096 --windows 1 --cp {ranks} --scheme ulysses ring libra "
+        "--config.shard-layout zigzag --config.block-size 512",
+    ),
+}
 
 
-def run_step(pool: libra.SequencePool, bounds: np.ndarray, args: Args, cp_rank: int) -> Step:
-    """One layer, forward and backward, on this rank's rows."""
-    rows = len(libra.local_positions(args.tokens, args.cp, cp_rank, pool.config.shard_layout))
-    dtype = getattr(torch, args.dtype)
-    q = torch.randn(rows, args.heads, args.head_dim, dtype=dtype, requires_grad=True)
-    k, v = (
-        torch.randn(rows, args.kv_heads, args.head_dim, dtype=dtype, requires_grad=True)
-        for _ in range(2)
-    )
-    dout = torch.randn(rows, args.heads, args.head_dim, dtype=dtype)
-    heads = libra.HeadShape(args.heads, args.kv_heads, args.head_dim, dtype.itemsize)
-    with pool.layout(bounds, tokens=args.tokens) as layout:
-        plan = layout.plan(heads)  # made ahead of the device in training: not part of the time
-        dist.barrier()
-        begin = time.perf_counter()
-        libra.libra_attention(q, k, v).backward(dout)
-        seconds = time.perf_counter() - begin
-    facts = torch.tensor([seconds, float(plan.load.max())], dtype=torch.float64)
-    dist.all_reduce(facts, op=dist.ReduceOp.MAX)
-    moved = torch.tensor([plan.traffic.sum() / len(plan.load)])
-    dist.all_reduce(moved)
-    return Step(seconds=float(facts[0]), load=int(facts[1]), bytes_moved=int(moved))
+def main(args: Args) -> int:
+    """Run the sets and write what they gave; the exit code."""
+    chosen = args.only or tuple(SETS)
+    found: dict[str, Any] = {}
+    for name in chosen:
+        if name not in SETS:
+            print(f"no set {name!r}; choose from {', '.join(SETS)}", file=sys.stderr)
+            return 2
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "figures.json"
+            words = command(SETS[name], args.ranks)
+            print(f"\n{SETS[name].title}\n{shown(words)}", flush=True)
+            environment = {"OMP_NUM_THREADS": "1", **os.environ}
+            run = [*words, "--json", str(path)]
+            load = round(os.getloadavg()[0], 1)
+            done = subprocess.run(run, cwd=ROOT, env=environment)
+            if done.returncode:
+                return done.returncode
+            found[name] = json.loads(path.read_text())
+        for output in ("json", "trace"):
+            found[name]["settings"].pop(output)
+        found[name] |= {"title": SETS[name].title, "command": shown(words), "load": load}
+    day = next(iter(found.values()))["created"]
+    args.results.mkdir(parents=True, exist_ok=True)
+    results = args.results / f"{day}-cpu.json"
+    results.write_text(json.dumps(found, indent=1) + "\n")
+    if args.page is not None:
+        before = args.page.read_text().partition(MARK)[0] if args.page.exists() else ""
+        args.page.write_text(before + MARK + "\n" + "\n".join(tables(found, day)) + "\n")
+    print(f"written to {results}" + ("" if args.page is None else f" and {args.page}"))
+    return 0
 
 
-def report(args: Args, measured: dict[str, list[Step]]) -> None:
-    """Print the table and write the figures."""
-    total = {name: sum(step.seconds for step in steps) for name, steps in measured.items()}
-    load = {name: sum(step.load for step in steps) for name, steps in measured.items()}
-    speedup, predicted = total["ulysses"] / total["libra"], load["ulysses"] / load["libra"]
-    table = Table(title=f"Attention, {args.tokens} tokens a pack, forward and backward")
-    for column in ("scheme", "steps", "straggler s/step", "largest load", "MB moved/step"):
-        table.add_column(column, justify="left" if column == "scheme" else "right")
-    for name, steps in measured.items():
-        table.add_row(
-            name,
-            str(len(steps)),
-            f"{total[name] / len(steps):.4f}",
-            f"{load[name] / len(steps):.3g}",
-            f"{np.mean([step.bytes_moved for step in steps]) / 1e6:.1f}",
+def command(chosen: Set, ranks: int) -> list[str]:
+    """The whole command line."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", str(ranks), "-m", "libra.cli"]
+    words = chosen.words.format(ranks=ranks).split()
+    return [*launcher, "bench", "attention", LENGTHS, "--device", "cpu", *words]
+
+
+def shown(words: list[str]) -> str:
+    """The command as a user types it."""
+    return " ".join(["torchrun", *words[3:]])
+
+
+def tables(found: dict[str, Any], day: str) -> Iterator[str]:
+    """Markdown of every set."""
+    machine = next(iter(found.values()))["machine"]
+    load = ", ".join(str(figures["load"]) for figures in found.values())
+    yield f"\nRun on {day}: {machine}.  Load average of the machine before each set: {load}."
+    for figures in found.values():
+        yield f"\n## {figures['title']}\n\n```sh\n{figures['command']}\n```\n"
+        yield (
+            "| scheme | mean | slowest step | compute | exposed | wait "
+            "| speedup | in CPU s | by loads | slowest step's speedup | MB sent |"
         )
-    console = Console()
-    console.print(table)
-    console.print(
-        f"measured speedup {speedup:.3f}, predicted by the loads {predicted:.3f}: "
-        f"{speedup / predicted:.1%} of it"
-    )
-    if args.json is not None:
-        figures = {
-            "ranks": int(os.environ["WORLD_SIZE"]),
-            "tokens": args.tokens,
-            "pool": repr(args.pool),
-            "straggler_seconds": total,
-            "largest_load": load,
-            "speedup": speedup,
-            "predicted": predicted,
-        }
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+        yield "|---" + "|---:" * 10 + "|"
+        for scheme, row in figures["schemes"].items():
+            ratios = [f"{row['of_ulysses'][name]:.3f}" for name in ("mean", "max", *PARTS)]
+            cells = [figures["names"][scheme], *ratios]
+            speedups = ("speedup", "cpu_speedup", "predicted", "max_speedup")
+            cells += [f"{row[name]:.2f}x" for name in speedups] + [f"{row['megabytes']:.1f}"]
+            yield f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(tyro.cli(Args)))

@@ -15,6 +15,7 @@ from typing import Annotated
 import tyro
 from tyro.extras import SubcommandApp
 
+from libra.bench.command import BenchOptions, run_bench
 from libra.demo import DemoConfig, run_demo
 from libra.show.plan_command import PlanOptions, run_plan
 from libra.simulate.calibrate import CalibrateOptions, run_calibrate
@@ -33,6 +34,7 @@ def main(args: Sequence[str] | None = None) -> int:
     app.command(plan)
     app.command(simulate)
     app.command(calibrate)
+    app.command(bench)
     job: Job = app.cli(
         prog="libra",
         description="Every GPU equally busy in the attention of long-context training.",
@@ -63,6 +65,11 @@ def simulate(options: Annotated[SimulateOptions, tyro.conf.arg(name="")]) -> Job
 def calibrate(options: Annotated[CalibrateOptions, tyro.conf.arg(name="")]) -> Job:
     """Measure this machine's attention kernel and write the table that the simulator reads."""
     return partial(run_calibrate, options)
+
+
+def bench(options: Annotated[BenchOptions, tyro.conf.arg(name="")]) -> Job:
+    """Measure schemes beside each other, under torchrun, on CPUs or GPUs."""
+    return partial(run_bench, options)
 
 
 if __name__ == "__main__":
