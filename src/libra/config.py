@@ -60,14 +60,14 @@ class PoolConfig:
 
     traffic_limit: float = math.inf
     """Most bytes that a worker sends, and receives, in one pass for work that is computed away from
-    home, in multiples of its own q, k, v and out.  Work that would pass it stays at home (`surplus`
-    only).
+    home, in multiples of its own q, k, v and out; `inf` for no limit.  Work that would pass it
+    stays at home (`surplus` only).
     """
 
-    memory_limit: float = 4.0
+    memory_limit: float = math.inf
     """Most bytes of other workers' q, k, v and out that a worker holds for work that it took, while
-    a layer runs forward, in multiples of its own; `inf` for no limit.  Work that would pass it
-    stays at home (`surplus` only).
+    a layer runs forward, in multiples of its own.  Work that would pass it stays at home (`surplus`
+    only).
     """
 
     ranks_per_node: int = 8
