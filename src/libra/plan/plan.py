@@ -62,7 +62,7 @@ def plan_pool(
             tokens=tokens,
         )
 
-    def plan(geometry: Geometry, shards: int, assignment: NDArray[np.int32]) -> PoolPlan:
+    def plan(geometry: Geometry, assignment: NDArray[np.int32], shards: int = shards) -> PoolPlan:
         made = PoolPlan(
             cu_seqlens=bounds,
             tokens=length,
@@ -79,22 +79,31 @@ def plan_pool(
 
     if config.placement == "ulysses":
         geometry = blocks_of(length)
-        return plan(geometry, shards, place_ulysses(geometry))
+        return plan(geometry, place_ulysses(geometry))
     # numba costs half a second to import: only where a plan is made
     from libra.plan.paper import place_paper
     from libra.plan.surplus import column_count, place_surplus
 
     def greedy() -> PoolPlan:
         geometry = blocks_of(config.block_size)
-        return plan(geometry, shards, place_paper(geometry, heads, shards, config.tolerance))
+        return plan(geometry, place_paper(geometry, heads, shards, config.tolerance))
 
     if config.placement == "paper":
         return greedy()
     columns = column_count(heads, shards, config.chunks)
-    cut, assignment = place_surplus(blocks_of(length), heads, columns, config, relative)
-    best = plan(cut, columns, assignment)
-    if best.imbalance > config.tolerance and relative is None:
-        whole = greedy()  # too few rows to cut finer: whole tiles may fit better
+    geometry = blocks_of(length)
+
+    def surplus(per_node: int) -> PoolPlan:
+        placed = place_surplus(geometry, heads, columns, config, per_node, relative)
+        return plan(*placed, shards=columns)
+
+    best = surplus(config.ranks_per_node)
+    if best.imbalance <= config.tolerance:
+        return best
+    # Too few rows to cut finer.  Near workers first leave scraps of room; whole tiles may fit.
+    best = min(best, surplus(len(bounds) * cp_size), key=lambda made: made.imbalance)
+    if relative is None:
+        whole = greedy()
         if whole.imbalance < best.imbalance and keeps_limits(whole, best):
             return whole
     return best

@@ -86,8 +86,10 @@ def move_surplus(
     nodes = int(node.max()) + 1
     if 1 < nodes < len(node):
         for near in range(nodes):
-            _hand_out(given, taken, fragments, loads, books, node, near)
-    _hand_out(given, taken, fragments, loads, books, node, -1)
+            _hand_out(given, taken, fragments, loads, books, node, near, False)
+    _hand_out(given, taken, fragments, loads, books, node, -1, False)
+    if (given[:, 3] > given[:, 2]).any():
+        _hand_out(given, taken, fragments, loads, books, node, -1, True)
     return _table(taken)
 
 
@@ -140,11 +142,13 @@ def _hand_out(
     books: Books,
     node: IntArray,
     near: int,
+    scraps: bool,
 ) -> None:
     """Workers below their target take from the stacks, the emptiest first; those of node `near`
     among themselves, or -1 for all.
 
-    A stack is what is given of one sample and column; its highest row is taken first.
+    A stack is what is given of one sample and column; its highest row is taken first.  With
+    `scraps` a taker whose room is less than a stack's next row looks through the others.
     """
     worker = fragments.worker
     load, target, width, step = loads
@@ -154,13 +158,11 @@ def _hand_out(
         pick = [i for i in pick if node[worker[given[i, 4]]] == near]
     heap = _stacks(given, pick)
 
-    gave = np.zeros(len(load), dtype=np.bool_)  # these are at their target, up to a row step
+    gave = np.zeros(len(load), dtype=np.bool_)  # these may have room for less than a row step
     gave[worker[given[:, 4]]] = True
     room = [(0.0, 0) for _ in range(0)]
     for taker in range(len(load)):
-        if gave[taker] or (near >= 0 and node[taker] != near):
-            continue
-        if load[taker] < target[taker]:
+        if load[taker] < target[taker] and (near < 0 or node[taker] == near):
             room.append((load[taker] - target[taker], taker))
     room.sort()
     for negative, taker in room:
@@ -169,7 +171,7 @@ def _hand_out(
         while len(heap) > 0 and free > 0:
             top, first, n = heapq.heappop(heap)
             sample, column, prefix = given[pick[n], 0], given[pick[n], 1], -top
-            fits = _fetch(sample, prefix, taker, fragments, books, node, 1)
+            fits = _fetch(sample, prefix, taker, gave[taker], fragments, books, node, 1)
             idle = fits
             while fits and n >= first and free > 0:  # one prefix serves all these rows
                 i = pick[n]
@@ -206,10 +208,12 @@ def _hand_out(
                     idle = False
                 if row <= from_row or (stuck and fits):
                     n -= 1
+                elif full and scraps:
+                    fits = False
                 elif full:
                     free = 0.0
             if idle:
-                _fetch(sample, prefix, taker, fragments, books, node, -1)
+                _fetch(sample, prefix, taker, gave[taker], fragments, books, node, -1)
             if n >= first:
                 rest = (-given[pick[n], 3], first, n)
                 if free > 0:
@@ -242,6 +246,7 @@ def _fetch(
     sample: int,
     prefix: int,
     taker: int,
+    gave: bool,
     fragments: Fragments,
     books: Books,
     node: IntArray,
@@ -257,7 +262,7 @@ def _fetch(
     moved, limits, _, _, kv_row = books
     held, own = 0, 0  # rows that the taker has anyway, for rows of its own
     for i in range(begin[sample], begin[sample + 1]):
-        if worker[i] == taker:  # a taker has given nothing away
+        if worker[i] == taker and not gave:  # who gave may not need the column itself
             held = high[i]
             own += high[i] - low[i]
     if prefix <= held:
