@@ -222,7 +222,7 @@ def make_study(options: SimulateOptions) -> Study:
         parallelism=spread,
         table=_table(options.kernels, cluster, model),
         candidates=candidates,
-        config=options.config.replace(pool_size=candidates[0].pool_size),
+        config=_nodes(options.config, cluster, spread).replace(pool_size=candidates[0].pool_size),
         format=options.format,
         column=options.column,
         tokenizer=options.tokenizer,
@@ -237,6 +237,15 @@ def make_study(options: SimulateOptions) -> Study:
         journal=options.journal,
         seed=options.seed,
     )
+
+
+def _nodes(config: PoolConfig, cluster: Cluster, spread: Parallelism) -> PoolConfig:
+    """The configuration with the cluster's nodes, unless it names its own: a worker of a pool is
+    `tp` GPUs.
+    """
+    if config.ranks_per_node != PoolConfig().ranks_per_node:
+        return config
+    return config.replace(ranks_per_node=max(1, cluster.ranks_per_node // spread.tp))
 
 
 def _describe(cluster: str) -> Description:
