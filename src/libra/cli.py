@@ -25,6 +25,8 @@ Job = Callable[[], int]
 """Does a subcommand's work and returns the exit code."""
 
 USAGE_ERROR = 2
+INTERRUPTED = 130
+"""What a shell reports for a program that Ctrl-C ended."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -45,6 +47,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"libra: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("libra: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def demo(config: tyro.conf.OmitArgPrefixes[DemoConfig]) -> Job:

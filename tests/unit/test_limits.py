@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import libra
@@ -246,3 +246,30 @@ def test_the_papers_placement_knows_no_speeds(real_pool: list[np.ndarray]) -> No
             heads=HEADS,
             speeds=np.ones(64),
         )
+
+
+@settings(max_examples=60)
+@given(
+    packs=st.lists(st.lists(st.integers(1, 64), max_size=6), min_size=2, max_size=5),
+    cp_size=st.sampled_from([1, 2]),
+    ranks_per_node=st.integers(1, 4),
+    memory=st.sampled_from([0.3, 0.5, 0.8]),
+)
+def test_the_memory_limit_holds_where_relays_bring_rows_whatever_the_nodes(
+    packs: list[list[int]], cp_size: int, ranks_per_node: int, memory: float
+) -> None:
+    """Long samples beside short ones, few key/value heads, nodes that do not divide the pool."""
+    tokens = 4096
+    bounds = [sorted({0, tokens, *(64 * cut for cut in cuts)}) for cuts in packs]
+    heads = HeadShape(q=8, kv=2, dim=16)
+    config = PoolConfig(
+        pool_size=len(packs), chunks=1, ranks_per_node=ranks_per_node, memory_limit=memory
+    )
+
+    def planned(memory_limit: float) -> PoolPlan:
+        limited = config.replace(memory_limit=memory_limit)
+        return plan_pool(bounds, cp_size=cp_size, config=limited, heads=heads)
+
+    plan, home = planned(memory), planned(0.0)
+    own = own_bytes(int(plan.geometry.rows.max()), heads)
+    assert pool_tally(plan).extra_memory.max() <= memory * own + most_held(home).max()

@@ -93,15 +93,15 @@ def plan_pool(
     columns = column_count(heads, shards, config.chunks)
     geometry = blocks_of(length)
 
-    def surplus(per_node: int) -> PoolPlan:
-        placed = place_surplus(geometry, heads, columns, config, per_node, relative)
+    def surplus(near_first: bool) -> PoolPlan:
+        placed = place_surplus(geometry, heads, columns, config, near_first, relative)
         return plan(*placed, shards=columns)
 
-    best = surplus(config.ranks_per_node)
+    best = surplus(near_first=True)
     if best.imbalance <= config.tolerance:
         return best
     # Too few rows to cut finer.  Near workers first leave scraps of room; whole tiles may fit.
-    best = min(best, surplus(len(bounds) * cp_size), key=lambda made: made.imbalance)
+    best = min(best, surplus(near_first=False), key=lambda made: made.imbalance)
     if relative is None:
         whole = greedy()
         if whole.imbalance < best.imbalance and keeps_limits(whole, best):
@@ -121,6 +121,8 @@ def _relative(speeds: ArrayLike, config: PoolConfig, workers: int) -> NDArray[np
             f"speeds need placement='surplus'; PoolConfig.placement is {config.placement!r}"
         )
     try:
+        if np.iscomplexobj(speeds):
+            raise ValueError("they are complex")
         given = np.asarray(speeds, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"speeds must be numbers: {error}") from error
@@ -131,5 +133,6 @@ def _relative(speeds: ArrayLike, config: PoolConfig, workers: int) -> NDArray[np
     wrong = np.flatnonzero(~(np.isfinite(given) & (given > 0)))
     if len(wrong):
         raise ValueError(f"speeds[{wrong[0]}] is {given[wrong[0]]}; it must be finite and > 0")
+    given = given / given.max()  # whose mean can't overflow
     relative: NDArray[np.int64] = np.rint(1000 * given / given.mean()).astype(np.int64)
     return np.maximum(relative, 1)

@@ -44,14 +44,14 @@ def place_surplus(
     heads: HeadShape,
     columns: int,
     config: PoolConfig,
-    per_node: int,
+    near_first: bool = True,
     speeds: IntArray | None = None,
 ) -> tuple[Geometry, NDArray[np.int32]]:
     """The geometry with its blocks cut where pieces end, and the worker of each tile, int32 [blocks
     * columns].
 
-    `per_node` neighbouring workers take each other's surplus first.  `speeds` [workers] scales each
-    worker's target; None means equal ones.
+    With `near_first` workers of a node take each other's surplus before others do.  `speeds`
+    [workers] scales each worker's target; None means equal ones.
     """
     pieces = geometry.holdings
     origin = geometry.sample_start[pieces.first]
@@ -79,7 +79,8 @@ def place_surplus(
         columns,
         Loads(load, target, width, row_step(geometry.tokens)),
         books,
-        np.arange(workers, dtype=np.int64) // per_node,
+        np.arange(workers, dtype=np.int64) // config.ranks_per_node,
+        near_first,
     )
     sample, column, low, high, taker = moved.T
     start, stop = geometry.sample_start[sample] + low, geometry.sample_start[sample] + high

@@ -75,16 +75,18 @@ def move_surplus(
     loads: Loads,
     books: Books,
     node: IntArray,
+    near_first: bool,
 ) -> IntArray:
     """Moved pieces, int64 [pieces, 5]: sample, column, first row, one past the last row, taker.
 
     `latest_first` orders fragments by worker, then latest row first: the order in which a worker
-    gives.  `node` [workers] ascends from 0; workers of one node take each other's surplus first.
+    gives.  `node` [workers] ascends from 0; with `near_first` the workers of a node take each
+    other's surplus before those of others do.
     """
     given = _give(fragments, latest_first, columns, loads)
     taken = [(0, 0, 0, 0, 0) for _ in range(0)]
     nodes = int(node.max()) + 1
-    if 1 < nodes < len(node):
+    if near_first and 1 < nodes < len(node):
         for near in range(nodes):
             _hand_out(given, taken, fragments, loads, books, node, near, False)
     _hand_out(given, taken, fragments, loads, books, node, -1, False)

@@ -1,8 +1,9 @@
 """How fast this worker's kernels run: an online average of the executor's own kernel times.
 
 A worker that is slower than its peers (a throttled GPU, an older board) shows in the time of its
-kernels alone, transfers and waits left out.  Planners exchange these figures with each plan's
-metadata, so that every rank plans with the same ones.
+kernels alone, transfers and waits left out.  So does one whose segments happen to be shorter than
+others', which kernels run slower: the figures are for hardware that differs by more.  Planners
+exchange these figures with each plan's metadata, so that every rank plans with the same ones.
 """
 
 from __future__ import annotations

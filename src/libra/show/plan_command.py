@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,7 +69,7 @@ class PlanOptions:
     """The pool's own settings."""
 
     time: TimeModel = field(default_factory=TimeModel)
-    """Rates of the machine, for the modelled timeline."""
+    """Rates of the machine, for the modelled timeline.  Nodes, unless changed, are the config's."""
 
     json: File = None
     """Write all figures to this file."""
@@ -91,6 +91,9 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
         console = Console()
         if not console.is_terminal:
             console.width = max(console.width, _PIPE_COLUMNS)
+    time = options.time
+    if time.ranks_per_node == TimeModel().ranks_per_node:  # one node shape, unless two are given
+        time = replace(time, ranks_per_node=options.config.ranks_per_node)
     chosen = choose_pool(
         load_lengths(options.lengths),
         tokens=options.tokens,
@@ -107,7 +110,7 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
         heads=HeadShape(
             q=options.heads, kv=options.kv_heads, dim=options.head_dim, bytes=options.bytes
         ),
-        model=options.time,
+        model=time,
     )
     written = _write(options, chosen, figures)
     print_plan(chosen, figures, console)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -93,7 +94,9 @@ class SimulateOptions:
     """H to try; by default 1, and for placement `paper` also 2 and 4."""
 
     config: PoolConfig = field(default_factory=PoolConfig)
-    """Settings that all candidates share."""
+    """Settings that all candidates share.  Its ranks_per_node, unless changed, is what the cluster
+    and tp make it.
+    """
 
     kernels: File = None
     """A table that `libra calibrate` wrote; by default published figures for the GPU."""
@@ -186,6 +189,8 @@ def _readable_twice(study: Study) -> Iterator[Study]:
 def make_study(options: SimulateOptions) -> Study:
     """The study that the options ask for.  Raises ValueError."""
     described = _describe(options.cluster)
+    if described.cluster is None and options.cluster.lower() not in CLUSTERS:
+        raise ValueError(f"{options.cluster} has no [cluster] section; add one, or name a preset")
     cluster = described.cluster or preset("cluster", options.cluster, CLUSTERS)
     model: Model = described.model or preset("model", options.model, MODELS)
     spread = described.parallelism or Parallelism(
@@ -207,6 +212,8 @@ def make_study(options: SimulateOptions) -> Study:
         ("seed", 0),
     ):
         check_count(name, getattr(options, name), least=least)
+    if options.windows == 1:
+        raise ValueError("windows is 1; a sample has at least 2 (0 for all)")
     cap = options.memory_cap
     if cap is not None and not (math.isfinite(cap) and cap > 0):
         raise ValueError(f"memory_cap is {cap}; it must be a number of GB > 0")
@@ -303,8 +310,13 @@ def _check_outputs(options: SimulateOptions) -> None:
             continue
         if path.is_dir():
             raise ValueError(f"{name}={path} is a folder; name a file")
+        same = [other for other, at in wanted.items() if at == path and other != name]
+        if same:
+            raise ValueError(f"{name} and {same[0]} name the same file, {path}")
         if not path.parent.is_dir():
             raise ValueError(f"{name}={path}: the folder {path.parent} does not exist")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{name}={path} cannot be written")
         if Path(options.lengths).exists() and path.exists() and path.samefile(options.lengths):
             raise ValueError(f"{name}={path} is the corpus itself")
     if options.plots is not None and options.plots.exists() and not options.plots.is_dir():
@@ -335,7 +347,8 @@ def _write(options: SimulateOptions, found: dict[str, Any]) -> list[tuple[str, P
             write_plots(found, options.plots)
             written.append(("plots", options.plots))
     except OSError as error:
-        raise ValueError(f"cannot write {error.filename}: {error.strerror}") from error
+        what = error.filename or "the results"  # a full disk has no name
+        raise ValueError(f"cannot write {what}: {error.strerror}") from error
     return written
 
 
@@ -352,17 +365,17 @@ def _plain(value: Any) -> Any:
 
 def _command(options: SimulateOptions) -> str:
     """The command line that asks for the same figures: what is not as by default."""
-    words = ["libra simulate", options.lengths]
+    words = ["libra", "simulate", options.lengths]
     default = SimulateOptions(lengths="")
     unshown = ("lengths", "config", "json", "html", "plots", "journal", "workers")
     for name in SimulateOptions.__dataclass_fields__:
         value = getattr(options, name)
         if name in unshown or value == getattr(default, name):
             continue
-        shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        words += [f"--{name.replace('_', '-')}", shown]
+        shown = [str(each) for each in value] if isinstance(value, tuple) else [str(value)]
+        words += [f"--{name.replace('_', '-')}", *shown]
     for name in PoolConfig.__dataclass_fields__:
         value = getattr(options.config, name)
         if value != getattr(default.config, name):
             words += [f"--config.{name.replace('_', '-')}", str(value)]
-    return " ".join(words)
+    return shlex.join(words)

@@ -67,7 +67,7 @@ def scheme_rows(schemes: dict[str, list[SchemeFigures]], setting: Setting) -> li
                 "label": SCHEMES[key],
                 "step_seconds": float(step),
                 "attention_seconds": float(computed),
-                "exposed_seconds": float(spent_mean - computed),
+                "exposed_seconds": max(0.0, float(spent_mean - computed)),
                 "other_seconds": float(step - spent_mean),
                 "worst_index": float(np.mean([each.max() for each in index])),
                 "mean_index": float(np.mean([each.mean() for each in index])),

@@ -25,7 +25,10 @@ class Journal:
         self._known: dict[tuple[int, int, int, int], tuple[str, dict[str, Any]]] = {}
         head = json.loads(json.dumps({"kind": _KIND, "settings": settings}))
         self._read(head)
-        self._file = path.open("a", encoding="utf-8")
+        try:
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot write the journal {path}: {error.strerror}") from error
         if self._file.tell() == 0:
             self._write(head)
 

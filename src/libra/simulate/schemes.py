@@ -6,7 +6,7 @@
     tap        pools of P neighbours in sampler order, tiles placed; no overlap
     tap_vrsp   pools dealt by VRSP, tiles placed; no overlap
     libra      the same with the pipeliner, pools refined and grouped
-    ideal      all attention of the window spread evenly over all workers, nothing moves
+    ideal      the attention that Ulysses computes, spread evenly over all workers; nothing moves
 
 All but Ulysses and WLB use the placement of the configuration given.
 """

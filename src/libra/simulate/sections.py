@@ -154,11 +154,19 @@ def candidate_row(verdict: Verdict, figures: CandidateFigures) -> dict[str, Any]
     }
 
 
-def describe_advice(advice: Recommendation) -> dict[str, Any]:
+def describe_advice(advice: Recommendation, schemes: list[dict[str, Any]]) -> dict[str, Any]:
+    """The recommendation, and which scheme that is no part of it is predicted to beat it."""
+    steps = {row["key"]: row for row in schemes}
+    libra, text = steps.get("libra"), advice.text
+    others = [steps[key] for key in ("ulysses", "wlb", "cluster") if key in steps]
+    faster = min(others, key=lambda row: float(row["step_seconds"]))
+    if libra is not None and faster["step_seconds"] < 0.995 * libra["step_seconds"]:
+        ahead = libra["step_seconds"] / faster["step_seconds"] - 1
+        text += f" In the compared windows {faster['label']} is {ahead:.1%} faster than it."
     return {
         "candidate": advice.ranked[0] if advice.line is not None else None,
         "line": advice.line,
-        "text": advice.text,
+        "text": text,
         "trailing": [
             {"candidate": i, "behind": behind}
             for i, behind in zip(advice.ranked[1:], advice.behind[1:], strict=True)
@@ -182,7 +190,7 @@ def find_warnings(
     if counts.padding_tokens > 0.05 * workloads.size * spread.tokens:
         told.append("more than 5% of all packs is padding; a larger buffer packs tighter")
     if len(workloads) < 4:
-        told.append(f"the corpus fills {len(workloads)} windows only: figures may be luck")
+        told.append(f"the corpus fills {len(workloads)} window(s) only: figures may be luck")
     if config.placement == "paper":
         mean = float(workloads.mean()) / spread.tokens**2
         tile = 2 * config.block_size * spread.cp / (config.head_shards * spread.tokens * mean)

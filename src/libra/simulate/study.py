@@ -129,6 +129,7 @@ def run_study(study: Study, progress: Progress) -> dict[str, Any]:
     ]
     compared = _some_windows(study, chosen)
     schemes = compare_schemes(compared, setting, progress)
+    rows = scheme_rows(schemes, setting)
     return {
         "version": VERSION,
         "corpus": describe_corpus(study, counts, len(workloads), len(sample.windows)),
@@ -138,8 +139,8 @@ def run_study(study: Study, progress: Progress) -> dict[str, Any]:
         "candidates": [
             candidate_row(verdict, each) for verdict, each in zip(verdicts, figures, strict=True)
         ],
-        "recommendation": describe_advice(advice),
-        "schemes": scheme_rows(schemes, setting),
+        "recommendation": describe_advice(advice, rows),
+        "schemes": rows,
         "scaling": scaling_rows(compared, setting, progress, most=study.scale_to, seed=study.seed),
         "workers": worker_loads(compared[0], setting),
         "microbatches": microbatch_times(schemes, setting),
