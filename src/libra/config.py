@@ -117,6 +117,18 @@ class PoolConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
+def ulysses_beside(config: PoolConfig) -> PoolConfig:
+    """The Ulysses baseline of a configuration: every pack on its own CP group, nothing overlaps."""
+    return PoolConfig(
+        pool_size=1,
+        placement="ulysses",
+        chunks=1,
+        shard_layout=config.shard_layout,
+        backward=config.backward,
+        ranks_per_node=config.ranks_per_node,
+    )
+
+
 def _is_finite(value: object) -> bool:
     return _is_number(value) and math.isfinite(value)
 

@@ -17,19 +17,18 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import Sampler
 
+from libra.dealing import PackPlacement, deal_pools
 from libra.packing import Packs
-from libra.placement import contiguous_pools, place_packs
-from libra.refinement import PoolOrder, order_pools, refine_pools
+from libra.refinement import PoolOrder
 from libra.workload import check_count, workloads
 
 IntArray = NDArray[np.int64]
-PackPlacement = Literal["vrsp", "contiguous"]
 
 
 class PoolSampler(Sampler[int]):
@@ -195,14 +194,14 @@ class PoolSampler(Sampler[int]):
         """One optimizer step, int64 [GA, dp_size]: its pools, row after row."""
         packs = order[window * self.global_batch : (window + 1) * self.global_batch]
         weights = self._workloads[packs]
-        if self.placement == "vrsp":
-            pools = place_packs(weights, self.pool_size)
-        else:
-            pools = contiguous_pools(len(packs), self.pool_size)
-        if self.refine:
-            pools = refine_pools(weights, pools)
-        if self.order != "index":
-            pools = order_pools(weights, pools, self.dp_size // self.pool_size, self.order)
+        pools = deal_pools(
+            weights,
+            self.pool_size,
+            self.dp_size // self.pool_size,
+            placement=self.placement,
+            refine=self.refine,
+            order=self.order,
+        )
         return packs[pools].reshape(self.steps_per_window, self.dp_size)
 
     def state_dict(self) -> dict[str, Any]:

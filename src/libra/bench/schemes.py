@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from libra.baselines.cluster_pool import cluster_config
 from libra.baselines.wlb import WlbConfig, repack_by_cost
-from libra.config import PoolConfig
+from libra.config import PoolConfig, ulysses_beside
+from libra.dealing import scheme_pools
 from libra.packing import Packs
-from libra.placement import contiguous_pools, place_packs
-from libra.refinement import order_pools, refine_pools
 
 IntArray = NDArray[np.int64]
 Scheme = Literal["ulysses", "ring", "wlb", "cluster", "tap", "tap_vrsp", "libra"]
@@ -60,13 +59,7 @@ def scheme_config(scheme: Scheme, config: PoolConfig, dp_size: int) -> PoolConfi
     Pools larger than the job shrink to it.
     """
     if scheme in ("ulysses", "wlb"):
-        return PoolConfig(
-            pool_size=1,
-            placement="ulysses",
-            chunks=1,
-            shard_layout=config.shard_layout,
-            backward=config.backward,
-        )
+        return ulysses_beside(config)
     if scheme == "ring":
         return PoolConfig(pool_size=1, chunks=1, shard_layout="zigzag")
     if scheme == "cluster":
@@ -96,7 +89,7 @@ def window_steps(
             )
             for first in range(0, packs, dp_size)
         ]
-    pools = _pools(window.workloads, scheme, dp_size, pool_size)
+    pools = scheme_pools(scheme, window.workloads, pool_size, dp_size // pool_size)
     return [
         Step(
             fragments=tuple(
@@ -106,12 +99,3 @@ def window_steps(
         )
         for row in pools.reshape(-1, dp_size).tolist()
     ]
-
-
-def _pools(weights: IntArray, scheme: Scheme, dp_size: int, pool_size: int) -> IntArray:
-    if scheme == "tap_vrsp":
-        return place_packs(weights, pool_size)
-    if scheme == "libra":
-        pools = refine_pools(weights, place_packs(weights, pool_size))
-        return order_pools(weights, pools, dp_size // pool_size, "grouped")
-    return contiguous_pools(len(weights), pool_size)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.config import HeadShape, Placement, PoolConfig
+from libra.config import HeadShape, Placement, PoolConfig, ulysses_beside
 from libra.placement import imbalance
 from libra.plan.bound import traffic_bound
 from libra.plan.plan import PoolPlan, plan_pool
@@ -134,7 +134,7 @@ def plan_figures(
     refused = ""
     if config.placement != "ulysses":
         # Ulysses knows no pools: every pack alone, and chunks play no part in what travels.
-        alone = config.replace(placement="ulysses", pool_size=1, chunks=1, speeds="equal")
+        alone = ulysses_beside(config)
         try:
             others.append(_placed([make(alone, [cu]) for cu in cu_seqlens]))
         except ValueError as error:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from libra.config import HeadShape, PoolConfig
+from libra.dealing import PackPlacement
 from libra.packing import Packs
 from libra.plan.lanes import cut_lanes
 from libra.plan.plan import head_shards
@@ -27,7 +28,7 @@ from libra.refinement import PoolOrder
 from libra.simulate.figures import Candidate, CandidateFigures, WindowFigures, summarise
 from libra.simulate.journal import Journal
 from libra.simulate.sample import WindowSample, every_window
-from libra.simulate.window import PackPlacement, WindowTask, replay_window
+from libra.simulate.window import WindowTask, replay_window
 from libra.workload import check_count
 
 __all__ = ["Candidate", "CandidateFigures", "replay"]

@@ -20,11 +20,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.config import HeadShape, PoolConfig
+from libra.config import HeadShape, PoolConfig, ulysses_beside
+from libra.dealing import scheme_pools
 from libra.packing import Packs
-from libra.placement import contiguous_pools, place_packs
 from libra.plan.plan import plan_pool
-from libra.refinement import order_pools, refine_pools
 from libra.simulate.attention_time import AttentionTime
 from libra.simulate.cost.microbatch import layer_seconds
 from libra.simulate.cost.models import Model
@@ -144,18 +143,10 @@ def ulysses_seconds(lengths: IntArray, tokens: int, setting: Setting) -> dict[st
     """Attention of one pack on its own CP group; figures of `AttentionTime`."""
     if not len(lengths):
         return dict.fromkeys((*_FIGURES, "mean_compute_seconds"), 0.0)
-    config = PoolConfig(
-        pool_size=1,
-        placement="ulysses",
-        chunks=1,
-        shard_layout=setting.config.shard_layout,
-        backward=setting.config.backward,
-        ranks_per_node=setting.config.ranks_per_node,
-    )
     plan = plan_pool(
         [np.append(0, np.cumsum(lengths))],
         cp_size=setting.parallelism.cp,
-        config=config,
+        config=ulysses_beside(setting.config),
         heads=setting.heads,
         tokens=tokens,
     )
@@ -202,14 +193,7 @@ def _pooled(packs: Packs, setting: Setting, scheme: str) -> SchemeFigures | None
     size = parallelism.dp if scheme == "cluster" else min(setting.config.pool_size, parallelism.dp)
     if size * parallelism.cp > _MOST_PLANNED:
         return None
-    weights = packs.workloads
-    if scheme in ("cluster", "tap"):
-        pools = contiguous_pools(len(packs), size)
-    elif scheme == "tap_vrsp":
-        pools = place_packs(weights, size)
-    else:
-        pools = refine_pools(weights, place_packs(weights, size))
-        pools = order_pools(weights, pools, parallelism.dp // size, "grouped")
+    pools = scheme_pools(scheme, packs.workloads, size, parallelism.dp // size)
     time = replace(setting.time, overlap=scheme in ("cluster", "libra"))
     config = setting.config.replace(pool_size=size)
     found = [

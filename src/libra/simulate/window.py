@@ -6,23 +6,22 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from libra.config import HeadShape, PoolConfig
-from libra.placement import contiguous_pools, imbalance, place_packs, pool_loads
+from libra.dealing import PackPlacement, deal_pools
+from libra.placement import contiguous_pools, imbalance, pool_loads
 from libra.plan.plan import plan_pool
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.tally import held_for_others
-from libra.refinement import PoolOrder, distance_to_bound, order_pools, refine_pools
+from libra.refinement import PoolOrder, distance_to_bound
 from libra.simulate.figures import POOL_FIGURES, Candidate, WindowFigures
 from libra.workload import causal_pairs, segment_workloads
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-PackPlacement = Literal["vrsp", "contiguous"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,13 +93,14 @@ def replay_window(task: WindowTask) -> WindowFigures:
 def emitted_pools(task: WindowTask, weights: IntArray) -> IntArray:
     """The window's pools in the order of emission, as `PoolSampler` makes them; [pools, P]."""
     size = task.candidate.pool_size
-    if task.placement == "contiguous":
-        return contiguous_pools(len(weights), size)
-    pools = place_packs(weights, size)
-    if task.refine:
-        pools = refine_pools(weights, pools)
-    per_index = (task.dp_size or len(weights)) // size
-    return order_pools(weights, pools, per_index, task.order)
+    return deal_pools(
+        weights,
+        size,
+        (task.dp_size or len(weights)) // size,
+        placement=task.placement,
+        refine=task.refine,
+        order=task.order,
+    )
 
 
 def plan_figures(plan: PoolPlan) -> dict[str, float]:

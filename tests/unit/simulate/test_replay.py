@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 import libra
 from libra.config import HeadShape, PoolConfig
+from libra.dealing import PackPlacement
 from libra.packing import Packs
 from libra.plan.tally import held_for_others, pool_tally
 from libra.sampler import PoolSampler
@@ -21,7 +22,6 @@ from libra.simulate.figures import POOL_FIGURES, CandidateFigures
 from libra.simulate.replay import Candidate, replay
 from libra.simulate.sample import sample_windows
 from libra.simulate.window import (
-    PackPlacement,
     WindowTask,
     emitted_pools,
     plan_figures,
