@@ -85,7 +85,7 @@ class PoolConfig:
     def __post_init__(self) -> None:
         for name in ("pool_size", "block_size", "head_shards", "chunks", "ranks_per_node"):
             _positive("PoolConfig", name, getattr(self, name))
-        if not (_is_finite(self.tolerance) and self.tolerance >= 0):
+        if not (is_finite(self.tolerance) and self.tolerance >= 0):
             raise ValueError(
                 f"PoolConfig.tolerance is {self.tolerance!r}; it must be a finite number >= 0"
             )
@@ -129,7 +129,8 @@ def ulysses_beside(config: PoolConfig) -> PoolConfig:
     )
 
 
-def _is_finite(value: object) -> bool:
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether a setting is a number, neither a bool nor NaN nor infinite."""
     return _is_number(value) and math.isfinite(value)
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
+from libra.dealing import deal_pools
 from libra.packing import Packs
-from libra.placement import place_packs
 from libra.plan.plan import plan_pool
-from libra.refinement import refine_pools
 from libra.simulate.pipeline import ScheduleName
 from libra.simulate.scaling import fixed_batch, weak
-from libra.simulate.schemes import SCHEMES, SchemeFigures, Setting, scheme_figures
+from libra.simulate.schemes import (
+    SCHEMES,
+    SchemeFigures,
+    Setting,
+    ideal_figures,
+    scheme_figures,
+)
 
 _SCHEDULES: Final[tuple[ScheduleName, ...]] = ("gpipe", "1f1b", "interleaved")
 _STAGES: Final = (2, 4, 8)
@@ -29,9 +34,13 @@ def compare_schemes(
     """Figures of every scheme in every window; schemes that can't be planned are missing."""
     found: dict[str, list[SchemeFigures]] = {}
     total = len(SCHEMES) * len(windows)
-    for i, (scheme, packs) in enumerate((s, w) for s in SCHEMES for w in windows):
+    for i, (scheme, n) in enumerate((s, n) for s in SCHEMES for n in range(len(windows))):
         progress("comparing schemes", i, total)
-        figures = scheme_figures(packs, setting, scheme)
+        figures: SchemeFigures | None
+        if scheme == "ideal":  # follows from Ulysses, which comes first
+            figures = ideal_figures(found["ulysses"][n], windows[n].tokens, setting)
+        else:
+            figures = scheme_figures(windows[n], setting, scheme)
         if figures is not None:
             found.setdefault(scheme, []).append(figures)
     progress("comparing schemes", total, total)
@@ -78,8 +87,15 @@ def scheme_rows(schemes: dict[str, list[SchemeFigures]], setting: Setting) -> li
 
 
 def scaling_rows(
-    windows: Sequence[Packs], setting: Setting, progress: Progress, *, most: int, seed: int
+    packs: Packs,
+    known: Mapping[str, SchemeFigures],
+    setting: Setting,
+    progress: Progress,
+    *,
+    most: int,
+    seed: int,
 ) -> dict[str, Any]:
+    """Throughput against replicas on one window, whose figures at the setting are `known`."""
     done = 0
 
     def step() -> None:
@@ -88,8 +104,8 @@ def scaling_rows(
         progress("scaling", done, None)
 
     keys = ("ulysses", "cluster", "libra", "ideal")
-    fixed = fixed_batch(windows[:1], setting, schemes=keys, most=most, progress=step)
-    growing = weak(windows[0], setting, most=most, progress=step, seed=seed)
+    fixed = fixed_batch(packs, setting, schemes=keys, most=most, known=known, progress=step)
+    growing = weak(packs, setting, alone=known["ulysses"], most=most, progress=step, seed=seed)
     return {
         "fixed_batch": [point.as_dict() for point in fixed],
         "weak": [point.as_dict() for point in growing],
@@ -98,9 +114,8 @@ def scaling_rows(
 
 def worker_loads(packs: Packs, setting: Setting) -> dict[str, Any]:
     """Load of each worker of the first pool, before and after."""
-    weights = packs.workloads
-    size = setting.config.pool_size
-    members = refine_pools(weights, place_packs(weights, size))[0]
+    size, dp = setting.config.pool_size, setting.parallelism.dp
+    members = deal_pools(packs.workloads, size, dp // size, order="index")[0]
     plan = plan_pool(
         [packs.cu_seqlens(int(pack)) for pack in members],
         cp_size=setting.parallelism.cp,

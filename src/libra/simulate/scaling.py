@@ -7,7 +7,7 @@ less and less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.packing import Packs
+from libra.plan.geometry import spread
 from libra.simulate.cost.parallelism import Parallelism
 from libra.simulate.schemes import (
     SCHEMES,
@@ -52,40 +53,41 @@ class ScalePoint:
 
 
 def fixed_batch(
-    windows: Sequence[Packs],
+    packs: Packs,
     setting: Setting,
     *,
     schemes: Sequence[str] = tuple(SCHEMES),
     most: int = 1024,
+    known: Mapping[str, SchemeFigures] | None = None,
     progress: Callable[[], None] | None = None,
 ) -> list[ScalePoint]:
-    """Replicas 1, 2, 4, ... up to `most` that divide the global batch of the setting.
+    """Replicas 1, 2, 4, ... up to `most` that divide the global batch of the setting, on one window
+    of GBS packs.
 
-    Figures are means over the windows, GBS packs each.
+    Figures depend on the replicas through the size of pools only; `known` are those of some
+    schemes at the setting's own.
     """
     batch = setting.parallelism.global_batch
     points = []
-    known: dict[tuple[int, str, int], SchemeFigures | None] = {}
+    table: dict[tuple[str, int], SchemeFigures | None] = {
+        (scheme, found.pool_size): found for scheme, found in (known or {}).items()
+    }
     for dp in _powers(min(most, batch)):
-        spread = _respread(setting.parallelism, dp=dp, global_batch=batch)
-        if spread is None:
+        shape = _respread(setting.parallelism, dp=dp, global_batch=batch)
+        if shape is None:
             continue
-        at = replace(setting, parallelism=spread)
+        at = replace(setting, parallelism=shape)
         rates = {}
         for scheme in schemes:
-            steps = []
-            for i, packs in enumerate(windows):
-                key = (i, scheme, _pool_size(scheme, at))
-                if key not in known:
-                    known[key] = scheme_figures(packs, at, scheme)
-                    if progress is not None:
-                        progress()
-                found = known[key]
-                if found is not None:
-                    steps.append(found.step(at).tokens_per_second)
-            if steps:
-                rates[scheme] = float(1 / np.mean([1 / rate for rate in steps]))
-        points.append(ScalePoint(dp=dp, gpus=spread.ranks, tokens_per_second=rates))
+            key = (scheme, _pool_size(scheme, at))
+            if key not in table:
+                table[key] = scheme_figures(packs, at, scheme)
+                if progress is not None:
+                    progress()
+            found = table[key]
+            if found is not None:
+                rates[scheme] = found.step(at).tokens_per_second
+        points.append(ScalePoint(dp=dp, gpus=shape.ranks, tokens_per_second=rates))
     return points
 
 
@@ -93,6 +95,7 @@ def weak(
     packs: Packs,
     setting: Setting,
     *,
+    alone: SchemeFigures | None = None,
     most: int = 1024,
     most_packs: int = 4096,
     seed: int = 0,
@@ -102,21 +105,21 @@ def weak(
     has.
 
     A window of GA * dp packs is drawn from `packs`: without repetition, as long as there are
-    enough.  Ends at `most` replicas or `most_packs` packs.
+    enough.  Ends at `most` replicas or `most_packs` packs.  `alone` are Ulysses' figures of the
+    packs, where they are known.
     """
     microbatches = setting.parallelism.microbatches
     source = np.random.default_rng(seed)
     points = []
-    alone: SchemeFigures | None = None
     for dp in _powers(most):
         wanted = microbatches * dp
         if wanted > most_packs:
             break
-        spread = _respread(setting.parallelism, dp=dp, global_batch=wanted)
-        if spread is None:
+        shape = _respread(setting.parallelism, dp=dp, global_batch=wanted)
+        if shape is None:
             continue
         drawn = _draw(len(packs), wanted, source)
-        at = replace(setting, parallelism=spread)
+        at = replace(setting, parallelism=shape)
         window = select_packs(packs, drawn)
         if alone is None:
             alone = ulysses_figures(packs, at)  # of every pack there is, once
@@ -130,16 +133,14 @@ def weak(
             rates["libra"] = libra.step(at).tokens_per_second
         if progress is not None:
             progress()
-        points.append(ScalePoint(dp=dp, gpus=spread.ranks, tokens_per_second=rates))
+        points.append(ScalePoint(dp=dp, gpus=shape.ranks, tokens_per_second=rates))
     return points
 
 
 def select_packs(packs: Packs, chosen: IntArray) -> Packs:
     """Some packs, in the order given and as often as named."""
     starts, stops = packs.offsets[chosen], packs.offsets[chosen + 1]
-    where = np.concatenate(
-        [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
-    ).astype(np.int64)
+    where = spread(starts, stops - starts)
     return Packs(
         tokens=packs.tokens,
         lengths=packs.lengths[where],

@@ -28,10 +28,8 @@ def describe_corpus(
     study: Study, counts: CorpusCounts, windows: int, replayed: int
 ) -> dict[str, Any]:
     histogram = counts.histogram
-    held = np.flatnonzero(histogram.samples)
-    part = slice(int(held[0]), int(held[-1]) + 1)
     plain = histogram.as_dict()
-    samples, tokens = histogram.samples[part], histogram.tokens[part]
+    samples, tokens = np.array(plain["samples"]), np.array(plain["tokens"])
     return {
         "source": study.source,
         "samples": counts.samples,
@@ -48,8 +46,8 @@ def describe_corpus(
         "windows_replayed": replayed,
         "histogram": {
             "edges": [*plain["from"], plain["to"][-1] + 1],
-            "samples": samples.tolist(),
-            "tokens": tokens.tolist(),
+            "samples": plain["samples"],
+            "tokens": plain["tokens"],
             # lengths of a bin are alike: their squares sum to tokens^2 / samples
             "squares": (tokens.astype(np.float64) ** 2 / np.maximum(samples, 1)).tolist(),
         },

@@ -11,7 +11,7 @@ replay.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -95,12 +95,17 @@ class Study:
         """Most bytes of a GPU."""
         return self.cluster.tensor_bytes if self.memory_cap is None else self.memory_cap
 
+    @property
+    def time(self) -> AttentionTime:
+        """Times plans on the cluster."""
+        return AttentionTime(cluster=self.cluster, table=self.table, tp=self.parallelism.tp)
+
     def setting(self, candidate: Candidate) -> Setting:
         """What all schemes share, with this candidate as Libra's configuration."""
         return Setting(
             model=self.model,
             parallelism=self.parallelism,
-            time=AttentionTime(cluster=self.cluster, table=self.table, tp=self.parallelism.tp),
+            time=self.time,
             config=self.config.replace(
                 pool_size=candidate.pool_size,
                 block_size=candidate.block_size,
@@ -116,18 +121,12 @@ def run_study(study: Study, progress: Progress) -> dict[str, Any]:
     """
     counts, workloads = _survey(study, progress)
     sample = _sample(study, workloads)
-    setting = study.setting(study.candidates[0])
-    figures = _replay(study, sample, progress)
+    compared: list[Packs] = []
+    windows = _keeping(_reader(study), _compared_windows(study, sample), compared)
+    figures = _replay(study, sample, windows, progress)
     verdicts = [_verdict(study, each, sample) for each in figures]
     advice = recommend(verdicts, study.config, study.cap)
-    best = verdicts[advice.ranked[0]].candidate
-    setting = study.setting(best)
-    chosen = sample.windows[
-        np.linspace(0, len(sample.windows) - 1, min(study.compared_windows, len(sample.windows)))
-        .round()
-        .astype(int)
-    ]
-    compared = _some_windows(study, chosen)
+    setting = study.setting(verdicts[advice.ranked[0]].candidate)
     schemes = compare_schemes(compared, setting, progress)
     rows = scheme_rows(schemes, setting)
     return {
@@ -141,7 +140,14 @@ def run_study(study: Study, progress: Progress) -> dict[str, Any]:
         ],
         "recommendation": describe_advice(advice, rows),
         "schemes": rows,
-        "scaling": scaling_rows(compared, setting, progress, most=study.scale_to, seed=study.seed),
+        "scaling": scaling_rows(
+            compared[0],
+            {key: found[0] for key, found in schemes.items()},
+            setting,
+            progress,
+            most=study.scale_to,
+            seed=study.seed,
+        ),
         "workers": worker_loads(compared[0], setting),
         "microbatches": microbatch_times(schemes, setting),
         "pipeline": pipeline_rows(schemes, setting),
@@ -186,32 +192,41 @@ def _sample(study: Study, workloads: FloatArray) -> WindowSample:
     return sample_windows(skew, wanted, seed=study.seed)
 
 
-def _replay(study: Study, sample: WindowSample, progress: Progress) -> list[CandidateFigures]:
+def _compared_windows(study: Study, sample: WindowSample) -> IntArray:
+    """Numbers of the windows in which schemes are compared, spread over those that are replayed."""
+    last = len(sample.windows) - 1
+    count = min(study.compared_windows, len(sample.windows))
+    chosen: IntArray = sample.windows[np.linspace(0, last, count).round().astype(int)]
+    return chosen
+
+
+def _keeping(windows: Iterable[Packs], wanted: IntArray, kept: list[Packs]) -> Iterator[Packs]:
+    """All windows as they come; those of the `wanted` numbers are kept, so that none is read
+    again.
+    """
+    for number, packs in enumerate(windows):
+        if number in wanted:
+            kept.append(packs)
+        yield packs
+
+
+def _replay(
+    study: Study, sample: WindowSample, windows: Iterable[Packs], progress: Progress
+) -> list[CandidateFigures]:
     parallelism = study.parallelism
     return replay(
-        _reader(study),
+        windows,
         study.candidates,
         cp_size=parallelism.cp,
         heads=study.model.heads(tp=parallelism.tp),
         config=study.config,
         dp_size=parallelism.dp,
         sample=sample,
-        measure=AttentionTime(cluster=study.cluster, table=study.table, tp=parallelism.tp),
+        measure=study.time,
         workers=study.workers,
         journal=study.journal,
         progress=lambda done, total: progress("replaying candidates", done, total),
     )
-
-
-def _some_windows(study: Study, wanted: IntArray) -> list[Packs]:
-    """The windows of these numbers, ascending."""
-    found, last = [], int(wanted[-1])
-    for i, packs in enumerate(_reader(study)):
-        if i in wanted:
-            found.append(packs)
-        if i == last:
-            break
-    return found
 
 
 def _verdict(study: Study, figures: CandidateFigures, sample: WindowSample) -> Verdict:

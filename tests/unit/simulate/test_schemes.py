@@ -136,7 +136,7 @@ def test_packing_by_cost_refuses_what_does_not_fit(lengths: list[int], message: 
 
 
 def test_with_more_replicas_ulysses_falls_behind_libra() -> None:
-    points = fixed_batch([first_window()], SETTING, schemes=("ulysses", "libra", "ideal"))
+    points = fixed_batch(first_window(), SETTING, schemes=("ulysses", "libra", "ideal"))
     assert [point.dp for point in points] == [1, 2, 4, 8]
     assert [point.gpus for point in points] == [2, 4, 8, 16]
     efficiency = [point.as_dict()["efficiency"] for point in points]

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
-
+from libra.config import is_finite
 from libra.workload import check_count
 
 __all__ = ["check_choice", "check_count", "check_name", "check_positive", "check_share"]
 
 
-def check_positive(name: str, value: object, *, zero: bool = False) -> None:
-    """ValueError unless `value` is a finite number above 0, or at least 0 where `zero` allows."""
+def check_positive(name: str, value: object, *, zero: bool = False) -> float:
+    """`value`; ValueError unless it is finite and above 0, or at least 0 where `zero` allows."""
     least = ">= 0" if zero else "> 0"
-    if not _number(value) or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
+    if not is_finite(value) or value < 0 or (value == 0 and not zero):
         raise ValueError(f"{name} is {value!r}; it must be a finite number {least}")
+    return value
 
 
 def check_share(name: str, value: object, *, zero: bool = False) -> None:
     """ValueError unless `value` is in (0, 1], or in [0, 1] where `zero` allows."""
-    check_positive(name, value, zero=zero)
-    if value > 1:  # type: ignore[operator]
+    if check_positive(name, value, zero=zero) > 1:
         raise ValueError(f"{name} is {value!r}; it is a share and must be at most 1")
 
 
@@ -33,7 +32,3 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """ValueError unless `value` is one of `choices`."""
     if value not in choices:
         raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
