@@ -30,6 +30,7 @@ from libra.packing import Packs
 from libra.plan.wire import fingerprint
 from libra.runtime.agreement import agree
 from libra.runtime.kernels import kernel_for
+from libra.show.console import table_console
 
 _PIPE_COLUMNS = 140
 
@@ -156,9 +157,7 @@ def _report(
         "names": dict(NAMES),
         "schemes": compare(times),
     }
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, _PIPE_COLUMNS)
+    console = table_console(_PIPE_COLUMNS)
     print_figures(found, console)
     about = {key: found[key] for key in ("created", "machine", "settings")}
     for path, content in (

@@ -15,6 +15,7 @@ from rich.console import Console
 from libra.config import HeadShape, PoolConfig
 from libra.plan.timeline import TimeModel
 from libra.show.choose_pool import ChosenPool, choose_pool
+from libra.show.console import table_console
 from libra.show.plan_figures import PlanFigures, plan_figures
 from libra.show.plan_json import figures_as_json
 from libra.show.plan_table import print_plan
@@ -87,10 +88,7 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
     Raises ValueError for options and files that cannot be used, before anything is printed.
     """
     _check(options)
-    if console is None:
-        console = Console()
-        if not console.is_terminal:
-            console.width = max(console.width, _PIPE_COLUMNS)
+    console = console or table_console(_PIPE_COLUMNS)
     time = options.time
     if time.ranks_per_node == TimeModel().ranks_per_node:  # one node shape, unless two are given
         time = replace(time, ranks_per_node=options.config.ranks_per_node)

@@ -22,6 +22,7 @@ from rich.console import Console
 from libra.config import PoolConfig
 from libra.packing import LongerCut
 from libra.plan.lanes import cut_lanes
+from libra.show.console import table_console
 from libra.simulate.command_progress import StageProgress
 from libra.simulate.command_table import print_study
 from libra.simulate.corpus import Format, load_lengths
@@ -157,10 +158,7 @@ def run_simulate(options: SimulateOptions, console: Console | None = None) -> in
     """
     study = make_study(options)
     _check_outputs(options)
-    if console is None:
-        console = Console()
-        if not console.is_terminal:
-            console.width = max(console.width, _PIPE_COLUMNS)
+    console = console or table_console(_PIPE_COLUMNS)
     with _readable_twice(study) as corpus, StageProgress(console) as progress:
         found = run_study(corpus, progress)
     found["corpus"]["source"] = study.source
