@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,8 +41,8 @@ from benchmarks.gpu.layers import (
     draw,
     equal_bounds,
     layer_overhead,
-    watch_kernel,
 )
+from benchmarks.gpu.stopwatch import Watched
 from libra.runtime.kernels import kernel_for, kernel_names
 from libra.runtime.measure import Repeats, find_machine
 from libra.simulate.calibrate import Grid, measure_table
@@ -65,6 +65,8 @@ class Args:
     """Kernel of the layers and the table; by default the best that imports."""
     worlds: tuple[int, ...] | None = None
     """Ranks that share the device; by default 2 and 4, on a CPU 2."""
+    repeats: int | None = None
+    """Passes of each layer whose overhead is measured; by default 10, on a CPU 3."""
 
     def __post_init__(self) -> None:
         """ValueError for what cannot be written or run."""
@@ -72,6 +74,8 @@ class Args:
             check_suffix(self.table)
         if self.worlds is not None and min(self.worlds, default=0) < 2:
             raise ValueError(f"--worlds is {self.worlds}; give numbers of at least 2")
+        if self.repeats is not None and self.repeats < 1:
+            raise ValueError(f"--repeats is {self.repeats}; give a number of at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 0
     begun, size, console = time.perf_counter(), SIZES[args.device], Console()
+    size = replace(size, repeats=args.repeats or size.repeats)
     torch.set_num_threads(1)
     device = torch.device(args.device)
     kernels, absent = usable_kernels(device)
@@ -259,8 +264,8 @@ def check_overhead(device: torch.device, kernel: str | None, size: Size) -> list
         try:
             mesh = init_device_mesh(device.type, (1,), mesh_dim_names=("dp",))
             config = libra.PoolConfig(pool_size=1)
-            pool = libra.SequencePool(mesh, config, heads=size.heads, kernel=kernel)
-            watched = watch_kernel(pool, device)
+            watched = Watched(kernel_for(device, kernel))
+            pool = libra.SequencePool(mesh, config, heads=size.heads, kernel=watched)
             tensors = draw(size.tokens, size.heads, device, size.dtypes[0], seed=0)
             for segments in SEGMENTS:
                 layout = pool.layout(equal_bounds(size.tokens, segments))
@@ -316,6 +321,10 @@ def problems(found: dict[str, Any]) -> list[str]:
         for row in ranks["outputs"]:
             if not max(row["errors"].values()) <= limit:
                 wrong.append(f"{ranks['world']} ranks, M {row['chunks']}: errors {row['errors']}")
+    for row in found.get("overhead", []):
+        if row["waits_for_device"]:
+            where = ", ".join(row["waits_for_device"])
+            wrong.append(f"layer of {row['segments']} segments: the host waits at {where}")
     if not found["kernels"]:
         wrong.append("no attention kernel imports here")
     return wrong

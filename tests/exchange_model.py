@@ -37,8 +37,10 @@ class Exchange:
     """[rows, key/value heads], per worker."""
     q_fetched: list[list[IntArray]]
     """[received, heads of a lane], per worker and chunk."""
+    k_arrived: list[list[IntArray]]
+    """[received, key/value heads of a lane], per worker and chunk."""
     k_fetched: list[list[IntArray]]
-    """[received and assembled, key/value heads of a lane], per worker and chunk."""
+    """[rows of the kv buffer, key/value heads of a lane], per worker and chunk."""
     q_traffic: IntArray
     """Query heads' rows from worker i to worker j, [workers, workers]."""
     k_traffic: IntArray
@@ -55,6 +57,7 @@ def exchange(plan: PoolPlan) -> Exchange:
     q_local = [at[:, None] * plan.heads.q + np.arange(plan.heads.q) for at in positions]
     k_local = [at[:, None] * plan.heads.kv + np.arange(plan.heads.kv) for at in positions]
     q_fetched: list[list[IntArray]] = [[] for _ in routes]
+    k_arrived: list[list[IntArray]] = [[] for _ in routes]
     k_fetched: list[list[IntArray]] = [[] for _ in routes]
     q_traffic = np.zeros((plan.workers, plan.workers), dtype=np.int64)
     k_traffic = np.zeros_like(q_traffic)
@@ -76,10 +79,10 @@ def exchange(plan: PoolPlan) -> Exchange:
         arrived = [np.concatenate(both) for both in zip(arrived, passed_on, strict=True)]
         for worker, rows in enumerate(arrived):
             assembly = routes[worker].assembly[chunk]
+            landed = np.concatenate([rows, lane_rows[worker][assembly.own]])
             buffer = np.full((assembly.rows, lanes.kv_heads), NOTHING, dtype=np.int64)
-            buffer[: len(rows)] = rows
-            buffer[assembly.received_to] = buffer[assembly.received_from]
-            buffer[assembly.local_to] = lane_rows[worker][assembly.local_from]
+            buffer[slice(None) if assembly.place is None else assembly.place] = landed
+            k_arrived[worker].append(rows)
             k_fetched[worker].append(buffer)
     return Exchange(
         routes=routes,
@@ -87,6 +90,7 @@ def exchange(plan: PoolPlan) -> Exchange:
         q_local=q_local,
         k_local=k_local,
         q_fetched=q_fetched,
+        k_arrived=k_arrived,
         k_fetched=k_fetched,
         q_traffic=q_traffic,
         k_traffic=k_traffic,

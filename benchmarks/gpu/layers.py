@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,6 @@ from libra.runtime.layout import Layout
 PARTS = ("operator", "agree", "layout", "executor", "rows", "wait")
 """Host time outside kernels: autograd and the operator's dispatch; the ranks' agreement; checks and
 look-ups; buffers, padding and launching; packing, posting and placing rows; waiting for them."""
-
-
-def watch_kernel(pool: libra.SequencePool, device: torch.device) -> Watched:
-    """Put a watched kernel in the pool, before its programs are made."""
-    watched: Any = Watched(pool.kernel(device))
-    pool._kernels[device] = watched
-    return watched  # type: ignore[no-any-return]
 
 
 def layer_overhead(
@@ -66,7 +61,23 @@ def layer_overhead(
         pairs = zip(times[way], times[f"bare {way}"], strict=True)
         found[f"{way} extra"] = statistics.median(ours - bare for ours, bare in pairs)
     found["parts"] = host_parts(layout, watched, tensors, repeats)
+    found["waits_for_device"] = waits_for_device(step, device)
     return found
+
+
+def waits_for_device(step: Callable[[], None], device: torch.device) -> list[str]:
+    """Where the host waited for the device in a step, as PyTorch tells; on a CPU nowhere."""
+    if device.type != "cuda":
+        return []
+    wait(device)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return [f"{Path(each.filename).name}:{each.lineno}" for each in told]
 
 
 def host_parts(

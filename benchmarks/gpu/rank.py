@@ -25,7 +25,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import libra
-from benchmarks.gpu.layers import draw, layer_overhead, seconds, wait, watch_kernel
+from benchmarks.gpu.layers import draw, layer_overhead, seconds, wait
+from benchmarks.gpu.stopwatch import Watched
+from libra.runtime.kernels import kernel_for
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: list[int]) -> torch.Tensor:
@@ -144,10 +146,9 @@ def check_overhead(
     tensors = draw(args.tokens, heads, device, dtype, seed=dist.get_rank())
     found = []
     for samples in (1, 8, 64, 512):
-        pool = libra.SequencePool(
-            mesh, libra.PoolConfig(pool_size=dist.get_world_size()), heads=heads, kernel=args.kernel
-        )
-        watched = watch_kernel(pool, device)
+        watched = Watched(kernel_for(device, args.kernel))
+        config = libra.PoolConfig(pool_size=dist.get_world_size())
+        pool = libra.SequencePool(mesh, config, heads=heads, kernel=watched)
         # Rank 0's samples are all the longest that fit `samples`; the others' are shorter still.
         length = max(args.tokens // (samples if dist.get_rank() == 0 else 4 * samples), 1)
         layout = pool.layout([*range(0, args.tokens, length), args.tokens])

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from libra.runtime import exchange, executor, layout, transport
+from libra.runtime import exchange, executor, gradients, layout, transport
 
 PARTS: tuple[tuple[str, Any, str], ...] = (
     ("layout", layout.Layout, "attend"),
@@ -18,21 +18,17 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("executor", executor, "backward"),
     *(
         ("rows", owner, name)
-        for owner in (executor, exchange)
-        for name in (
-            "dispatch",
-            "give_back",
-            "fetch",
-            "land",
-            "collect",
-            "send_home",
-            "place",
-            "add",
+        for owner, names in (
+            (exchange.Exchange, ("fetch", "send_along", "land", "post_return")),
+            (exchange.Return, ("finish",)),
+            (gradients.Homeward, ("collect", "send_home")),
+            (gradients.Sum, ("finish",)),
         )
+        for name in names
     ),
     ("wait", transport.Flight, "wait"),
 )
-"""(part, where it lives, its name).  A name that is not there is left out."""
+"""(part, where it lives, its name)."""
 
 
 class Stopwatch:
@@ -65,18 +61,16 @@ class Stopwatch:
     @contextlib.contextmanager
     def watching(self, kernel: Any) -> Iterator[None]:
         """Time the runtime's parts and the calls of `kernel`, a wrapper made by `Watched`."""
-        saved = [(owner, name, getattr(owner, name, None)) for _, owner, name in PARTS]
+        saved = [(owner, name, getattr(owner, name)) for _, owner, name in PARTS]
         for part, owner, name in PARTS:
-            if hasattr(owner, name):
-                setattr(owner, name, self.wrap(part, getattr(owner, name)))
+            setattr(owner, name, self.wrap(part, getattr(owner, name)))
         kernel.watch = self
         try:
             yield
         finally:
             kernel.watch = None
             for owner, name, call in saved:
-                if call is not None:
-                    setattr(owner, name, call)
+                setattr(owner, name, call)
 
 
 class Watched:

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import libra
 from benchmarks.slow.events import RETURNED, SENT, Log, Post, RankEvents
 from libra.runtime import transport
+from libra.runtime.kernels import kernel_for
 from libra.runtime.kernels.segments import Kernel, Segments
 
 MARK = "@libra "
@@ -185,10 +186,8 @@ class Worker:
             args = self.args
             config = libra.PoolConfig(pool_size=args.world, chunks=chunks)
             heads = libra.HeadShape(args.heads, args.kv_heads, args.head_dim, 4)
-            pool = libra.SequencePool(self.mesh, config, heads=heads)
-            device = torch.device("cpu")
-            timed: Any = TimedKernel(pool.kernel(device), self.spy)
-            pool._kernels[device] = timed
+            timed = TimedKernel(kernel_for(torch.device("cpu")), self.spy)
+            pool = libra.SequencePool(self.mesh, config, heads=heads, kernel=timed)
             sample = args.tokens if args.rank == 0 else args.light_sample
             bounds = [*range(0, args.tokens, sample), args.tokens]
             layout = pool.layout(bounds)

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from libra.runtime import exchange, executor
+from libra.runtime import exchange, executor, gradients
 
 Step = tuple[str, str]
 """Pass and way: ("forward", "dispatch"), ("backward", "return")."""
@@ -26,14 +26,12 @@ class Meter:
     """What was metered so far."""
 
     sent: dict[Step, list[list[int]]] = field(default_factory=dict)
-    """Bytes to each worker of every message, in the order of posting; messages that no worker
-    needs are among them.
-    """
+    """Bytes to each worker of every message, in the order of posting."""
     received: dict[Step, list[list[int]]] = field(default_factory=dict)
     exchanges: int = 0
     """All-to-alls."""
-    extra_memory: int = 0
-    """Bytes of the forward's buffers: fetched rows, and outputs computed for others."""
+    kept: int = 0
+    """Bytes that forwards keep for their backwards: fetched rows, outputs computed for others."""
 
 
 @contextlib.contextmanager
@@ -67,13 +65,13 @@ def metered() -> Iterator[Meter]:
         return moved
 
     def passed(name: str, run: Any) -> Any:
-        def ran(*arguments: Any) -> Any:
+        def ran(*arguments: Any, **options: Any) -> Any:
             passing.append(name)
-            result = run(*arguments)
+            result = run(*arguments, **options)
             passing.pop()
             if name == "forward":
                 _, _, remote_flat, fetched_flat = result
-                meter.extra_memory += remote_flat.nbytes + fetched_flat.nbytes
+                meter.kept += remote_flat.nbytes + fetched_flat.nbytes
             return result
 
         return ran
@@ -83,8 +81,11 @@ def metered() -> Iterator[Meter]:
             (dist, "all_to_all_single", count),
             *(
                 (module, name, moving(way, getattr(module, name)))
-                for module in (executor, exchange)
-                for name, way in (("dispatch", "dispatch"), ("give_back", "return"))
+                for module, name, way in (
+                    (exchange, "dispatch", "dispatch"),
+                    (exchange, "give_back", "return"),
+                    (gradients, "give_back", "return"),
+                )
             ),
             (executor, "forward", passed("forward", executor.forward)),
             (executor, "backward", passed("backward", executor.backward)),

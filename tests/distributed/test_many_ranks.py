@@ -23,6 +23,7 @@ from libra.plan.surplus import column_count, row_step
 from libra.runtime import executor
 from libra.runtime.kernels import kernel_for
 from libra.runtime.program import make_program
+from libra.runtime.workspace import Space, Workspace
 from tests.distributed.cases import Case, make_pack, my_rows, reference
 from tests.distributed.threads import threaded_ranks
 
@@ -34,13 +35,26 @@ def attend_by_plan(rank: int, world_size: int, case: Case, plan: PoolPlan) -> li
     world = dist.group.WORLD
     assert world is not None
     replica, cp_rank = divmod(rank, case.cp)
-    program = make_program(worker_route(plan, rank), plan.heads, kernel_for(CPU), CPU)
+    refetch = case.config.backward == "refetch"
+    route = worker_route(plan, rank)
+    program = make_program(route, plan.heads, kernel_for(CPU), CPU, refetch=refetch)
+    workspace = SpoiltWorkspace()
     q, k, v, dout = (tensor[my_rows(case, cp_rank)] for tensor in make_pack(case, replica))
     scale = q.shape[2] ** -0.5
-    out, lse, remote, fetched = executor.forward(program, world, q, k, v, scale)
-    kept = fetched if case.config.backward == "retain" else None
-    gradients = executor.backward(program, world, dout, q, k, v, scale, out, lse, remote, kept)
+    where = program, world, workspace
+    out, *kept = executor.forward(*where, q, k, v, scale, keep=True)
+    gradients = executor.backward(*where, dout, q, k, v, scale, out, *kept)
     return [out, *gradients]
+
+
+class SpoiltWorkspace(Workspace):
+    """A workspace in which earlier calls left nothing that a later one could use."""
+
+    def open(self, device: torch.device, dtype: torch.dtype, elements: int) -> Space:
+        """Room that holds no number."""
+        space = super().open(device, dtype, elements)
+        super().open(device, dtype, elements).take(elements).fill_(torch.nan)
+        return space
 
 
 def check(case: Case) -> PoolPlan:

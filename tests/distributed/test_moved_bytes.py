@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 import libra
+from libra.plan.memory import pool_memory
 from libra.plan.messages import last_reader
 from libra.plan.plan import plan_pool
 from libra.plan.pool_plan import PoolPlan
-from libra.plan.tally import PoolTally, pool_tally
+from libra.plan.tally import PoolTally, moved_q_rows, pool_tally
 from libra.plan.timeline import Direction, moved_bytes
 from tests.distributed.cases import Case, make_pack, make_pool, my_rows
 from tests.distributed.meter import Meter, Step, metered
@@ -59,30 +60,38 @@ def chunks_of(step: Step, plan: PoolPlan) -> list[int]:
     """The chunk of each message of a step, in the order of posting on a CPU."""
     chunks = range(plan.lanes.chunks)
     done = last_reader(plan.lanes)
-    _, relayed = plan.kv_transfers.rows(plan.workers, plan.lanes.chunks).any(axis=(2, 3))
-    fetched = [[chunk] * (5 if chunk == 0 and relayed[0] else 3) for chunk in chunks]
-    later = [chunk for chunk in chunks[1:] if relayed[chunk] for _ in "kv"]
-    dout = [[chunk] + fetched[chunk] * (plan.config.backward == "refetch") for chunk in chunks]
+    queries = int(moved_q_rows(plan).any())  # a message that no worker needs is not posted
+    moved = plan.kv_transfers.rows(plan.workers, plan.lanes.chunks).any(axis=(2, 3))
+    keys, relayed = 2 * moved
+    fetched = [
+        [chunk] * (keys[chunk] + queries + (chunk == 0) * relayed[chunk]) for chunk in chunks
+    ]
+    later = [chunk for chunk in chunks[1:] for _ in range(relayed[chunk])]
+    refetch = plan.config.backward == "refetch"
+    dout = [[chunk] * queries + fetched[chunk] * refetch for chunk in chunks]
     home: list[int] = []
     due: list[int] = []
     for chunk in chunks:
         buffers = [buffer for buffer in chunks if done[buffer] == chunk]
         home += due  # what relays collected after the chunk before
-        home += [chunk] * (2 * len(buffers) + 1)  # to relays, and dQ
-        home += [chunk for buffer in buffers if not relayed[buffer] for _ in "kv"]
-        due = [chunk for buffer in buffers if relayed[buffer] for _ in "kv"]
+        home += [chunk for buffer in buffers for _ in range(relayed[buffer])]  # to relays
+        home += [chunk] * queries  # dQ
+        home += [chunk for buffer in buffers if not relayed[buffer] for _ in range(keys[buffer])]
+        due = [chunk for buffer in buffers if relayed[buffer] for _ in range(keys[buffer])]
     return {
         ("forward", "dispatch"): [*chain(*fetched), *later],
-        ("forward", "return"): list(chunks),
-        ("backward", "dispatch"): [*chain(*dout), *later * (plan.config.backward == "refetch")],
+        ("forward", "return"): list(chunks) * queries,
+        ("backward", "dispatch"): [*chain(*dout), *later * refetch],
         ("backward", "return"): home + due,
     }[step]
 
 
-def by_chunk(messages: list[list[int]], step: Step, plan: PoolPlan) -> NDArray[np.int64]:
-    """Messages added up by chunk, [chunks, workers]."""
+def by_chunk(
+    messages: dict[Step, list[list[int]]], step: Step, plan: PoolPlan
+) -> NDArray[np.int64]:
+    """A step's messages added up by chunk, [chunks, workers]."""
     total = np.zeros((plan.lanes.chunks, plan.workers), dtype=np.int64)
-    for chunk, counts in zip(chunks_of(step, plan), messages, strict=True):
+    for chunk, counts in zip(chunks_of(step, plan), messages.get(step, []), strict=True):
         total[chunk] += counts
     return total
 
@@ -104,8 +113,8 @@ def check(ranks: RankPool, case: Case) -> PoolPlan:
         plan = make_plan(case, pool)
         tally = pool_tally(plan)
         for step, moved in planned(tally).items():
-            sent = by_chunk(meter.sent[step], step, plan)
-            received = by_chunk(meter.received[step], step, plan)
+            sent = by_chunk(meter.sent, step, plan)
+            received = by_chunk(meter.received, step, plan)
             assert (sent == moved[:, worker]).all(), step
             assert (received == moved[:, :, worker]).all(), step
             assert not sent[:, worker].any()
@@ -114,9 +123,10 @@ def check(ranks: RankPool, case: Case) -> PoolPlan:
             ("forward", plan.traffic),
             ("backward", plan.backward_traffic),
         ):
-            every = meter.sent[direction, "dispatch"] + meter.sent[direction, "return"]
-            assert np.sum(every, axis=0).tolist() == traffic.sum(axis=0)[worker].tolist()
-        assert meter.extra_memory == tally.extra_memory[worker]
+            every = [meter.sent.get((direction, way), []) for way in ("dispatch", "return")]
+            sent = np.sum([*chain(*every), [0] * workers], axis=0)
+            assert sent.tolist() == traffic.sum(axis=0)[worker].tolist()
+        assert meter.kept == pool_memory(plan).kept[worker]
     return make_plan(case, 0)
 
 

@@ -37,14 +37,12 @@ def sent_received_held(plan: PoolPlan) -> tuple[float, float, float]:
 
 
 def most_held(home: PoolPlan) -> np.ndarray:
-    """Bytes each worker may hold for rows of its own: relays bring in parts, which lie side by side
-    again, what comes in one piece otherwise.
-    """
+    """Bytes each worker holds for rows of its own where their keys do not lie side by side."""
     needs, heads = home.needs, home.heads
     row = home.lanes.kv_heads * (heads.dim + heads.value_dim) * heads.bytes
     rows = np.zeros(home.workers, dtype=np.int64)
     np.add.at(rows, needs.worker, np.where(needs.resident, 0, needs.length))
-    return home.traffic.sum(axis=(0, 1)) + rows * row
+    return rows * row
 
 
 def at_home(pool: SmallPool) -> PoolPlan:

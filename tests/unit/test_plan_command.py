@@ -161,7 +161,13 @@ def test_up_to_32_workers_have_a_row_each_and_more_are_shown_by_replica(tmp_path
     many = shown(PlanOptions(**small, cp=16, config=config))
     assert "Workers:" not in many
     assert "48-63" in many
-    for words in ("heaviest load planned", "sends most", "most extra memory", "kernel segments"):
+    for words in (
+        "heaviest load planned",
+        "sends most",
+        "most extra memory",
+        "largest workspace",
+        "kernel segments",
+    ):
         assert words in many
 
 

@@ -197,10 +197,7 @@ def test_every_needed_key_row_arrives_once_and_nothing_else_does(pool: SmallPool
                     k = at[:, None] * plan.heads.kv + k[0] % plan.heads.kv
                 needed.update(k.ravel().tolist())
         needed -= set(moved.k_local[worker].ravel().tolist())
-        arrived = [
-            moved.k_fetched[worker][chunk][: kv.received + relay.received].ravel()
-            for chunk, (kv, relay) in enumerate(zip(route.kv, route.relay, strict=True))
-        ]
+        arrived = [rows.ravel() for rows in moved.k_arrived[worker]]
         assert sorted(np.concatenate(arrived).tolist()) == sorted(needed)
 
 

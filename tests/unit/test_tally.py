@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libra.config import BackwardMode, HeadShape, PoolConfig
+from libra.plan.memory import route_memory
 from libra.plan.plan import PoolPlan, plan_pool
 from libra.plan.route import LOCAL, worker_route
-from libra.plan.tally import pool_tally
+from libra.plan.tally import held_for_others, pool_tally
 from libra.plan.timeline import moved_bytes
 from libra.plan.work import Work, pool_work
 from libra.show.choose_pool import choose_pool
@@ -150,15 +150,11 @@ def test_segments_cover_the_load_and_wait_only_for_chunks_that_exist(pool: Small
 
 @given(EVERY)
 @settings(max_examples=25)
-def test_extra_memory_is_what_the_executor_allocates(pool: SmallPool) -> None:
-    from libra.runtime.buffers import fetched_size, outputs_size
-
+def test_extra_memory_is_that_of_the_routes(pool: SmallPool) -> None:
     plan = pool.plan()
     tally = pool_tally(plan)
+    assert held_for_others(plan).tolist() == tally.extra_memory.tolist()
     for worker in range(plan.workers):
-        route = worker_route(plan, worker)
-        program: Any = SimpleNamespace(
-            heads=plan.heads, route=route, q=route.q, assembly=route.assembly
-        )
-        elements = fetched_size(program) + outputs_size(program)
+        memory = route_memory(worker_route(plan, worker), plan.heads, refetch=False)
+        elements = memory.fetched + memory.outputs
         assert tally.extra_memory[worker] == elements * plan.heads.bytes

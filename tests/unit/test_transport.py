@@ -1,8 +1,7 @@
-"""The second hop's stream, and what a transfer keeps until it is over."""
+"""The second hop's stream, and who waits for a transfer."""
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 from unittest import mock
 
@@ -33,27 +32,22 @@ def test_without_one_work_stays_in_the_current_stream() -> None:
     assert not entered.called
 
 
-def flight(device: str, work: Any) -> tuple[Flight, weakref.ref[torch.Tensor]]:
-    sends = torch.empty(1, device=device)
-    return Flight(torch.empty(1, device=device), sends, mock.Mock(), work), weakref.ref(sends)
+def flight(device: str, work: Any) -> Flight:
+    return Flight(torch.empty(1, device=device), work, mock.Mock())
 
 
-def test_what_is_sent_stays_until_the_stream_that_owns_it_waits() -> None:
+def test_two_streams_may_wait_for_what_arrives() -> None:
     work = mock.Mock()
-    under_way, sends = flight("meta", work)  # any device whose streams wait, not this thread
-    under_way.arrived()
-    assert work.wait.call_count == 1
-    assert sends() is not None
+    under_way = flight("meta", work)  # any device whose streams wait, not this thread
     under_way.wait()
-    assert work.wait.call_count == 2  # this stream has to wait too
-    assert sends() is None
+    under_way.wait()
+    assert work.wait.call_count == 2
 
 
 def test_on_a_cpu_the_rows_have_arrived_and_are_not_waited_for_again() -> None:
     work = mock.Mock()
     work.is_completed.return_value = True
-    under_way, sends = flight("cpu", work)
-    under_way.arrived()
-    assert sends() is None
+    under_way = flight("cpu", work)
+    under_way.wait()
     under_way.wait()
     assert work.wait.call_count == 1

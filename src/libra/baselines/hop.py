@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import record_function
 
 from libra.runtime.loss import finish
+from libra.runtime.stages import stage
 
 
 class Flight:
@@ -32,7 +32,7 @@ class Flight:
     def wait(self, rank: int) -> Tensor:
         """The rows that `rank` sent, [0, width] where it sent none."""
         if self._work is not None and self._group is not None:
-            with record_function("libra::wait"):
+            with stage("wait"):
                 if self._arrives.device.type == "cpu":
                     finish(self._work, self._group)
                 else:
@@ -60,7 +60,7 @@ def exchange(
     if group is None:
         assert not sends and not receives
         return Flight(arrives, parts, like, None, None)
-    with record_function("libra::dispatch"):
+    with stage("dispatch"):
         ranks = range(dist.get_world_size(group))
         packed = torch.cat([like[:0], *(sends[rank] for rank in sorted(sends))])
         work = dist.all_to_all_single(

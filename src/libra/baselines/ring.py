@@ -23,7 +23,6 @@ import torch.distributed as dist
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.profiler import record_function
 
 from libra.baselines.hop import Flight, exchange
 from libra.baselines.ring_steps import Reads, RingSteps, ring_steps
@@ -31,6 +30,7 @@ from libra.config import HeadShape, PoolConfig, ShardLayout
 from libra.runtime.inputs import find_problem, head_shape
 from libra.runtime.kernels import kernel_for
 from libra.runtime.kernels.segments import Kernel
+from libra.runtime.stages import stage
 from libra.workload import check_cu_seqlens
 
 IntArray = NDArray[np.int64]
@@ -180,7 +180,7 @@ def _forward(
         if call is not None:
             k, v = (k_TND, v_TNE) if step == 0 else _split(block_KW, k_TND, v_TNE)
             flat = lse_TN.new_empty(call.lse_size)
-            with record_function("libra::attend"):
+            with stage("attend"):
                 program.kernel.forward(q_TND, k, v, call.prepared, scale, part_TNE, flat)
             _merge(sum_TNE, lse_TN, part_TNE, flat, call, opens=step == 0)
         block_KW = flight.wait(program.steps.before)
@@ -228,7 +228,7 @@ def _backward(
             k, v = (k_TND, v_TNE) if step == 0 else _split(block_KW, k_TND, v_TNE)
             dk, dv = (dk_TND, dv_TNE) if step == 0 else _split(grown_KW, k_TND, v_TNE)
             flat = call.flat_lse(lse_TN)
-            with record_function("libra::attend_backward"):
+            with stage("attend_backward"):
                 program.kernel.backward(
                     *(dout_TNE, q_TND, k, v, out_TNE, flat, call.prepared, scale),
                     *(part_TND, dk, dv),

@@ -1,9 +1,11 @@
 """What one worker sends and receives, chunk by chunk.
 
-K and V arrive in two messages: from those who hold them, then from relays, who send rows of their
-own kv buffer on.
+K and V arrive in two messages: from those who hold them, then from relays, who send on what has
+landed with them.  The worker's own rows of a sample land last; then each sample's rows are put in
+order.
 
-    kv buffer   | from holders | from relays | assembled |
+    landed      | from holders | from relays | own |
+    kv buffer   | need | need | need | ...         |     the same rows, need by need
 
 Rows are *lane rows*: a local tensor [rows, heads, dim] seen as [rows * lanes, lane width], so that
 one gather packs a message. Both sides order a message by (tile or sample, lane, position), so
@@ -29,7 +31,7 @@ class Message:
     """One all-to-all of one kind of rows, as one worker sees it."""
 
     send: IntArray
-    """Lane rows to send, ordered by destination: local ones, or a relay's of its kv buffer."""
+    """Lane rows to send, ordered by destination: local ones, or what landed at a relay."""
     send_counts: IntArray
     """Rows to each worker, [workers]."""
     recv_counts: IntArray
@@ -45,19 +47,19 @@ class Message:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assembly:
-    """How K/V ranges with several holders are put together, behind the received rows of one kv
-    buffer.
-    """
+    """How the K and V rows of one kv buffer come to lie need by need, each row once."""
 
     rows: int
-    """Rows of the buffer: received, then assembled."""
-    received_from: IntArray
-    received_to: IntArray
-    """Buffer rows copied from the received part to the assembled part."""
-    local_from: IntArray
-    """Local kv lane rows..."""
-    local_to: IntArray
-    """...copied to these buffer rows."""
+    """Rows of the buffer."""
+    own: IntArray
+    """Local kv lane rows, which land behind those that arrive."""
+    place: IntArray | None
+    """Buffer row of each landed row, a permutation, [rows]; None if they land in their order."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether rows have to land outside the buffer, because they arrive in another order."""
+        return self.place is not None
 
 
 def q_messages(plan: PoolPlan, worker: int) -> tuple[tuple[Message, ...], IntArray]:
@@ -114,33 +116,32 @@ def kv_messages(plan: PoolPlan, worker: int) -> KVMessages:
     start = np.full(len(needs.worker), -1, dtype=np.int64)
     remote, second = moves.source != moves.destination, moves.second
     lane_row = moves.local * lanes.kv_count + moves.kv_lane  # of a run's first row, at its holder
-    landed = np.full(len(moves.need), -1, dtype=np.int64)  # row of the buffer where a run arrives
-    message = second * plan.workers + moves.source  # what a run arrives with
+    landed = np.full(len(moves.need), -1, dtype=np.int64)  # where the first row of a run lands
     messages, relays, assemblies = [], [], []
     for chunk in range(lanes.chunks):
         now = moves.chunk == chunk
         sent = np.flatnonzero(now & remote & (moves.source == worker))  # already by destination
         sent, passed_on = sent[~second[sent]], sent[second[sent]]
         mine = np.flatnonzero(now & (moves.destination == worker))
-        length = moves.length[mine]
-        arrives = np.where(remote[mine], length, 0)
-        at = np.cumsum(arrives) - arrives
+        length, own = moves.length[mine], ~remote[mine]
+        arrives = np.where(own, 0, length)
+        at = _offsets(arrives)
+        at[own] = arrives.sum() + _offsets(length[own])
         landed[mine] = at
-        received = int(arrives.sum())
 
-        need, first, which = np.unique(moves.need[mine], return_index=True, return_inverse=True)
-        ends = np.zeros((len(need), 2), dtype=np.int64)  # lowest and highest message of each need
-        ends[:, 0], ends[:, 1] = 2 * plan.workers, -1
-        np.minimum.at(ends[:, 0], which, message[mine])
-        np.maximum.at(ends[:, 1], which, message[mine])
-        whole = (ends[:, 0] == ends[:, 1]) & (ends[:, 0] != worker)
-        assembled = np.where(whole, 0, needs.length[need])
-        base = received + np.cumsum(assembled) - assembled
-        start[need] = np.where(whole, at[first], base)
-
+        # Needs in the order in which they begin to land: what comes in order is not moved again.
+        need, which = np.unique(moves.need[mine], return_inverse=True)
+        first = np.full(len(need), np.iinfo(np.int64).max)
+        np.minimum.at(first, which, at)
+        order = np.argsort(first)
+        base = np.empty_like(first)
+        base[order] = _offsets(needs.length[need[order]])
+        start[need] = base
         to = base[which] + moves.offset[mine]
-        copied = ~whole[which] & remote[mine]
-        own = ~remote[mine]
+        place = None
+        if not np.array_equal(at, to):
+            place = np.empty(length.sum(), dtype=np.int64)
+            place[spread(at, length)] = spread(to, length)
         from_holders = np.where(second[mine], 0, arrives)
         messages.append(
             Message(
@@ -162,11 +163,9 @@ def kv_messages(plan: PoolPlan, worker: int) -> KVMessages:
         )
         assemblies.append(
             Assembly(
-                rows=received + int(assembled.sum()),
-                received_from=spread(at[copied], length[copied]),
-                received_to=spread(to[copied], length[copied]),
-                local_from=spread(lane_row[mine][own], length[own], lanes.kv_count),
-                local_to=spread(to[own], length[own]),
+                rows=int(length.sum()),
+                own=spread(lane_row[mine][own], length[own], lanes.kv_count),
+                place=place,
             )
         )
     return KVMessages(
@@ -182,6 +181,25 @@ def last_reader(lanes: Lanes) -> tuple[int, ...]:
     done = np.arange(lanes.chunks, dtype=np.int64)
     np.maximum.at(done, lanes.chunk(lane), last[lanes.kv_lane(lane)])
     return tuple(int(chunk) for chunk in done)
+
+
+def lands_apart(plan: PoolPlan) -> NDArray[np.bool_]:
+    """`Assembly.apart` of every kv buffer and worker, [chunks, workers]."""
+    moves = plan.kv_transfers
+    own = moves.source == moves.destination
+    order = np.lexsort((own, moves.destination, moves.chunk))  # as rows land, message by message
+    need, offset, length = moves.need[order], moves.offset[order], moves.length[order]
+    follows = np.zeros(len(order), dtype=np.bool_)
+    follows[1:] = (need[1:] == need[:-1]) & (offset[1:] == offset[:-1] + length[:-1])
+    torn = order[(offset > 0) & ~follows]
+    apart = np.zeros((plan.lanes.chunks, plan.workers), dtype=np.bool_)
+    apart[moves.chunk[torn], moves.destination[torn]] = True
+    return apart
+
+
+def _offsets(length: IntArray) -> IntArray:
+    """Where ranges that follow each other start."""
+    return np.asarray(np.cumsum(length) - length)
 
 
 def _count(worker: NDArray[np.integer], rows: IntArray, workers: int) -> IntArray:

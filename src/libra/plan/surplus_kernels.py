@@ -173,7 +173,7 @@ def _hand_out(
         while len(heap) > 0 and free > 0:
             top, first, n = heapq.heappop(heap)
             sample, column, prefix = given[pick[n], 0], given[pick[n], 1], -top
-            fits = _fetch(sample, prefix, taker, gave[taker], fragments, books, node, 1)
+            fits = _fetch(sample, prefix, taker, gave[taker], fragments, books, 1)
             idle = fits
             while fits and n >= first and free > 0:  # one prefix serves all these rows
                 i = pick[n]
@@ -215,7 +215,7 @@ def _hand_out(
                 elif full:
                     free = 0.0
             if idle:
-                _fetch(sample, prefix, taker, gave[taker], fragments, books, node, -1)
+                _fetch(sample, prefix, taker, gave[taker], fragments, books, -1)
             if n >= first:
                 rest = (-given[pick[n], 3], first, n)
                 if free > 0:
@@ -251,7 +251,6 @@ def _fetch(
     gave: bool,
     fragments: Fragments,
     books: Books,
-    node: IntArray,
     sign: int,
 ) -> bool:
     """Count K and V of rows [0, prefix) of one column towards the taker: +1 to fetch them where
@@ -269,20 +268,16 @@ def _fetch(
             own += high[i] - low[i]
     if prefix <= held:
         return True
-    arriving, source, apart = 0, taker if own > 0 else -1, False
+    arriving = 0
     for i in range(begin[sample], begin[sample + 1]):
-        if low[i] < prefix:
-            apart = apart or (source >= 0 and worker[i] != source)
-            apart = apart or node[worker[i]] != node[taker]  # relays may bring parts of them
-            source = worker[i]
         if worker[i] == taker:
             continue
         leaving = max(0, min(high[i], prefix) - max(low[i], held)) * kv_row
         arriving += leaving
         if sign > 0 and leaving > 0 and moved[0, worker[i]] + leaving > limits[0]:
             return False
-    # Rows that several workers send are put side by side once they are here.
-    kept = arriving + (prefix * kv_row if apart else 0) - (held * kv_row if own < held else 0)
+    # All rows side by side, own ones too, in place of those that lay so for rows of its own.
+    kept = (prefix - (held if own < held else 0)) * kv_row
     if sign > 0 and moved[1, taker] + arriving > limits[1]:
         return False
     if sign > 0 and moved[2, taker] + kept > limits[2]:

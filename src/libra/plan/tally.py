@@ -48,7 +48,7 @@ class PoolTally:
     fetched_q: IntArray
     """Bytes that hold other workers' Q, [workers]."""
     fetched_kv: IntArray
-    """Bytes that hold K and V from elsewhere, assembled ranges included, [workers]."""
+    """Bytes that hold K and V of samples that lie elsewhere in part or whole, [workers]."""
     remote_o: IntArray
     """Bytes that hold outputs computed for other workers, [workers]."""
     segments: IntArray
@@ -61,17 +61,9 @@ class PoolTally:
         """Bytes a worker holds beyond its own q, k, v and out while a layer runs forward,
         [workers].
 
-        The send and return buffers of transfers under way come on top.
+        What is under way comes on top: see `libra.plan.memory`.
         """
         return self.fetched_q + self.fetched_kv + self.remote_o
-
-    def backward_memory(self, element_bytes: int) -> IntArray:
-        """The same while a layer runs backward, with `element_bytes` an element, [workers].
-
-        What the forward held, dO and dQ beside O and Q, and sums of dK and dV in at least fp32.
-        """
-        sums = self.fetched_kv // element_bytes * max(4, element_bytes)
-        return 2 * (self.fetched_q + self.remote_o) + self.fetched_kv + sums
 
 
 def pool_tally(plan: PoolPlan, work: Work | None = None) -> PoolTally:
@@ -82,7 +74,7 @@ def pool_tally(plan: PoolPlan, work: Work | None = None) -> PoolTally:
     kv_row = lanes.kv_heads * (heads.dim + heads.value_dim) * heads.bytes
     o_row = lanes.heads * heads.value_dim * heads.bytes
 
-    q_rows = _q_rows(plan)  # of one chunk; all chunks move alike
+    q_rows = moved_q_rows(plan)  # of one chunk; all chunks move alike
     from_holders, from_relays = plan.kv_transfers.rows(workers, lanes.chunks) * kv_row
     received = q_rows.sum(axis=0) * lanes.chunks
     dispatched = from_holders + q_rows * q_row
@@ -109,7 +101,7 @@ def pool_tally(plan: PoolPlan, work: Work | None = None) -> PoolTally:
         backward_collected=back_collected,
         backward_returned=back_returned,
         fetched_q=received * q_row,
-        fetched_kv=(from_holders + from_relays).sum(axis=(0, 1)) + _assembled_rows(plan) * kv_row,
+        fetched_kv=fetched_kv_rows(plan) * kv_row,
         remote_o=received * o_row,
         segments=np.bincount(work.worker, minlength=workers),
         launches=_launches(work, plan),
@@ -119,12 +111,11 @@ def pool_tally(plan: PoolPlan, work: Work | None = None) -> PoolTally:
 def held_for_others(plan: PoolPlan) -> IntArray:
     """`PoolTally.extra_memory` without the rest of a tally, int64 [workers]."""
     kv_row = plan.lanes.kv_heads * (plan.heads.dim + plan.heads.value_dim) * plan.heads.bytes
-    queries, keys, outputs = plan.traffic
-    arrived = queries.sum(axis=0) + keys.sum(axis=0) + outputs.sum(axis=1)
-    return np.asarray(arrived + _assembled_rows(plan) * kv_row)
+    queries, _, outputs = plan.traffic
+    return np.asarray(queries.sum(axis=0) + outputs.sum(axis=1) + fetched_kv_rows(plan) * kv_row)
 
 
-def _q_rows(plan: PoolPlan) -> IntArray:
+def moved_q_rows(plan: PoolPlan) -> IntArray:
     """Lane rows of Q that worker i sends to worker j in one chunk, [workers, workers]."""
     geometry, lanes = plan.geometry, plan.lanes
     home = np.repeat(geometry.block_worker, lanes.shards)
@@ -135,19 +126,13 @@ def _q_rows(plan: PoolPlan) -> IntArray:
     return sent.reshape(plan.workers, plan.workers)
 
 
-def _assembled_rows(plan: PoolPlan) -> IntArray:
-    """kv lane rows that each worker puts together behind what it receives, [workers].
-
-    A need is assembled where it comes with several messages, or has its own worker for a source.
+def fetched_kv_rows(plan: PoolPlan) -> IntArray:
+    """kv lane rows in each worker's kv buffers, [workers]: all rows of its needs, own ones
+    included, unless they lie side by side with it anyway.
     """
-    needs, moves = plan.needs, plan.kv_transfers
-    message = moves.source + plan.workers * moves.second
-    source = needs.worker.copy()
-    source[moves.need] = message  # one of them
-    assembled = ~needs.resident & (source == needs.worker)
-    assembled[moves.need[message != source[moves.need]]] = True
+    needs = plan.needs
     rows = np.zeros(plan.workers, dtype=np.int64)
-    np.add.at(rows, needs.worker[assembled], needs.length[assembled])
+    np.add.at(rows, needs.worker, np.where(needs.resident, 0, needs.length))
     return rows
 
 

@@ -1,7 +1,7 @@
-"""The memory of one call: what arrives from other workers, and outputs computed for them.
+"""The buffers of a call: what arrives from other workers, what is computed for them, gradients.
 
-Each is one flat allocation cut into views per chunk, so that it passes through autograd as one
-tensor. Legend: R buffer rows, N heads of a lane, D key dim, E value dim.
+Each kind is one flat tensor, so that what is kept for the backward passes through autograd as one.
+Legend: R buffer rows, N heads of a lane, D key dim, E value dim.
 """
 
 from __future__ import annotations
@@ -11,51 +11,52 @@ from dataclasses import dataclass
 import torch
 
 from libra.runtime.program import Program
+from libra.runtime.workspace import piece
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """A flat tensor as one [R, N, D] a chunk, cut when it is asked for: most calls need few."""
+
+    flat: torch.Tensor
+    starts: tuple[int, ...]
+    """Rows before each chunk, and all rows."""
+    heads: int
+    dim: int
+
+    def __getitem__(self, chunk: int) -> torch.Tensor:
+        start, stop = self.starts[chunk : chunk + 2]
+        return piece(self.flat, start * self.heads * self.dim, (stop - start, self.heads, self.dim))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """Q, K and V that a worker computes with and does not hold, per chunk."""
+    """Q, K and V that a worker computes with and does not hold as a kernel reads them."""
 
-    q_RND: list[torch.Tensor]
-    k_RND: list[torch.Tensor]
-    v_RNE: list[torch.Tensor]
-
-
-def fetched_size(program: Program) -> int:
-    """Elements of the flat buffer behind `Fetched`."""
-    heads, lanes = program.heads, program.route.lanes
-    q = sum(message.received for message in program.q) * lanes.heads * heads.dim
-    kv = sum(a.rows for a in program.assembly) * lanes.kv_heads * (heads.dim + heads.value_dim)
-    return q + kv
+    q_RND: Chunks
+    k_RND: Chunks
+    v_RNE: Chunks
 
 
-def outputs_size(program: Program) -> int:
-    """Elements of the flat buffer of outputs computed for other workers."""
-    rows = sum(message.received for message in program.q)
-    return rows * program.route.lanes.heads * program.heads.value_dim
+def fetched_chunks(flat: torch.Tensor, program: Program) -> Fetched:
+    """Cut a flat tensor of `memory.fetched` elements."""
+    q = program.memory.fetched_q
+    q_RND = q_chunks(flat[:q], program, program.heads.dim)
+    return Fetched(q_RND, *kv_chunks(flat[q:], program))
 
 
-def fetched_views(flat: torch.Tensor, program: Program) -> Fetched:
-    """Cut the flat buffer into its chunks."""
-    heads, lanes = program.heads, program.route.lanes
-    q_rows = [message.received for message in program.q]
-    kv_rows = [assembly.rows for assembly in program.assembly]
-    q_size = sum(q_rows) * lanes.heads * heads.dim
-    k_size = sum(kv_rows) * lanes.kv_heads * heads.dim
-    return Fetched(
-        q_RND=_cut(flat[:q_size], q_rows, lanes.heads, heads.dim),
-        k_RND=_cut(flat[q_size : q_size + k_size], kv_rows, lanes.kv_heads, heads.dim),
-        v_RNE=_cut(flat[q_size + k_size :], kv_rows, lanes.kv_heads, heads.value_dim),
+def kv_chunks(flat: torch.Tensor, program: Program) -> tuple[Chunks, Chunks]:
+    """Cut a flat tensor into K and V of each chunk, or their gradients."""
+    heads, kv_heads, starts = program.heads, program.route.lanes.kv_heads, program.kv_starts
+    k = starts[-1] * kv_heads * heads.dim
+    return (
+        Chunks(flat[:k], starts, kv_heads, heads.dim),
+        Chunks(flat[k:], starts, kv_heads, heads.value_dim),
     )
 
 
-def output_views(flat: torch.Tensor, program: Program) -> list[torch.Tensor]:
-    """Cut the flat buffer of outputs (or their gradients) into its chunks, each [R, N, E]."""
-    rows = [message.received for message in program.q]
-    return _cut(flat, rows, program.route.lanes.heads, program.heads.value_dim)
-
-
-def _cut(flat: torch.Tensor, rows: list[int], heads: int, dim: int) -> list[torch.Tensor]:
-    pieces = flat.split([count * heads * dim for count in rows])
-    return [piece.view(count, heads, dim) for piece, count in zip(pieces, rows, strict=True)]
+def q_chunks(flat: torch.Tensor, program: Program, dim: int) -> Chunks:
+    """Cut a flat tensor into rows of the queries computed for others: themselves, their outputs,
+    or gradients of either.
+    """
+    return Chunks(flat, program.q_starts, program.route.lanes.heads, dim)

@@ -1,13 +1,15 @@
-"""A chunk's Q, K and V on their way, and dK and dV on theirs back.
+"""A chunk's Q, K and V on their way to who computes with them, and outputs on theirs back.
 
     hop        1                  2
     K, V       holder -> relay    relay -> the others who need the rows
                holder -> those who need rows that no one else does
-    dK, dV     the others -> relay, who adds them to its own; then all -> holder
 
 The second hop waits for the first.  A GPU's streams do, beside the current one, so both are posted
 together.  On a CPU this thread waits: chunk 0's second hop is posted with its first, the others one
-chunk ahead, and dK and dV go on one chunk later.
+chunk ahead.
+
+    landed     | from holders | from relays | own |     in the kv buffer itself, or apart where the
+    buffer     | need | need | need | ...         |     rows of a need arrive in another order
 
 Legend: T local rows, R buffer rows, N heads, D key dim, E value dim; `_XW` is a tensor seen as lane
 rows of width W.
@@ -15,175 +17,155 @@ rows of width W.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch.profiler import record_function
 
 from libra.runtime.buffers import Fetched
 from libra.runtime.program import Program
+from libra.runtime.stages import stage
 from libra.runtime.transport import DeviceMessage, Flight, aside, dispatch, give_back
+from libra.runtime.workspace import Space
 
 
-def fetch(
-    program: Program,
-    group: dist.ProcessGroup,
-    q_TND: torch.Tensor,
-    k_TND: torch.Tensor,
-    v_TNE: torch.Tensor,
-    fetched: Fetched,
-    chunk: int,
-) -> list[Flight]:
-    """Post a chunk's K, V and Q, in this order: K and V may have a second hop, posted at once
-    unless it would wait.
-    """
-    lanes = program.route.lanes
-    q, kv = program.q[chunk], program.kv[chunk]
-    with record_function("libra::dispatch"):
-        flights = []
-        for message, local, heads, into in (
-            (kv, k_TND, lanes.kv_heads, fetched.k_RND[chunk]),
-            (kv, v_TNE, lanes.kv_heads, fetched.v_RNE[chunk]),
-            (q, q_TND, lanes.heads, fetched.q_RND[chunk]),
-        ):
-            width = heads * local.shape[2]
-            into_RW = into.view(-1, width)[: message.received]
-            flights.append(dispatch(message, local.view(-1, width), into_RW, group))
-    if chunk == 0 or not blocks(program, chunk):
-        flights += _pass_on(program, group, flights, fetched, chunk)
-    return flights
+@dataclass(frozen=True, slots=True, eq=False)
+class Landing:
+    """K or V of one chunk on its way into its buffer."""
+
+    local_XW: torch.Tensor
+    landed_RW: torch.Tensor
+    """Where rows land: the buffer itself, or apart from it."""
+    buffer_RW: torch.Tensor
 
 
-def blocks(program: Program, buffer: int) -> bool:
-    """Whether the second hop of a kv buffer would keep this thread waiting for the first."""
-    return program.aside is None and program.relay[buffer].moves
+@dataclass(frozen=True, slots=True, eq=False)
+class Inbound:
+    """A chunk's transfers under way."""
 
-
-def idle_chunks(program: Program, *, gradients: bool) -> int:
-    """Leading chunks in which this worker computes nothing for others, and so sends nothing back:
-    their returns can be posted before anything is computed.
-
-    They end where a second hop is posted between returns, for all must post in one order.
-    """
-    for chunk in range(program.chunks):
-        done = [n for n in range(program.chunks) if gradients and program.route.kv_done[n] == chunk]
-        rows = program.q[chunk].received + sum(program.assembly[n].rows for n in done)
-        hops = [*done, *range(chunk + 1, min(chunk + 2, program.chunks))]
-        if rows or any(blocks(program, n) for n in hops):
-            return chunk
-    return program.chunks
-
-
-def _pass_on(
-    program: Program, group: dist.ProcessGroup, flights: list[Flight], fetched: Fetched, chunk: int
-) -> list[Flight]:
-    """Post the second hop of a chunk's K and V, whose flights come first; none if none moves."""
-    first, second = program.kv[chunk], program.relay[chunk]
-    if not second.moves:
-        return []
-    passed = []
-    with record_function("libra::relay"), aside(program.aside):
-        for flight, buffer in zip(flights[:2], _keys(fetched, chunk), strict=True):
-            flight.arrived()
-            rows_RW = buffer.view(-1, buffer.shape[1] * buffer.shape[2])
-            into_RW = rows_RW[first.received : first.received + second.received]
-            passed.append(dispatch(second, rows_RW, into_RW, group))
-    return passed
-
-
-def _keys(fetched: Fetched, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return fetched.k_RND[chunk], fetched.v_RNE[chunk]
-
-
-def land(
-    program: Program,
-    group: dist.ProcessGroup,
-    inbound: list[list[Flight]],
-    k_TND: torch.Tensor,
-    v_TNE: torch.Tensor,
-    fetched: Fetched,
-    chunk: int,
-) -> None:
-    """Wait for a chunk, complete its K and V ranges, and see the next chunk's on their way."""
-    with record_function("libra::wait"):
-        for flight in inbound[chunk]:
-            flight.wait()
-        assembly = program.assembly[chunk]
-        for local, buffer in zip((k_TND, v_TNE), _keys(fetched, chunk), strict=True):
-            width = buffer.shape[1] * buffer.shape[2]
-            assembly.gather(buffer.view(-1, width), local.view(-1, width))
-    after = chunk + 1
-    if after < program.chunks and blocks(program, after):
-        inbound[after] += _pass_on(program, group, inbound[after], fetched, after)
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """dK and dV of a kv buffer, and those that relays collect on their way to it."""
-
-    buffer: int
-    sums_RW: list[torch.Tensor]
-    local_XW: list[torch.Tensor]
-    """Where they are added in the end."""
-    collected: list[Flight]
-
-
-@dataclass(frozen=True, slots=True)
-class Homeward:
-    """dK and dV of a kv buffer under way to those who hold the rows."""
-
+    keys: list[Landing]
+    """K, then V; empty if the chunk brings none."""
     flights: list[Flight]
-    partial: Partial
-    """Kept until they have arrived: another stream may still read it."""
+    """Those of K and V come first."""
 
 
-def collect(
-    program: Program,
-    group: dist.ProcessGroup,
-    buffer: int,
-    pairs: tuple[tuple[torch.Tensor, torch.Tensor], ...],
-    dtype: torch.dtype,
-) -> Partial:
-    """Fold a kv buffer's (sums, local sums) onto received rows; post those that relays collect."""
-    first, relay = program.kv[buffer], program.relay[buffer]
-    partial = Partial(buffer, [], [], [])
-    for sums, local_XW in pairs:
-        sums_RW = sums.view(-1, local_XW.shape[1])
-        program.assembly[buffer].scatter_add(sums_RW, local_XW)
-        rows_RW = sums_RW[first.received : first.received + relay.received].to(dtype)
-        partial.sums_RW.append(sums_RW)
-        partial.local_XW.append(local_XW)
-        partial.collected.append(give_back(relay, rows_RW, group))
-    return partial
+@dataclass(frozen=True, slots=True, eq=False)
+class Return:
+    """Rows that come back to where their queries were sent from."""
+
+    local_XW: torch.Tensor
+    message: DeviceMessage
+    flight: Flight
+
+    def finish(self) -> None:
+        """Write them there once they have arrived."""
+        with stage("return"):
+            rows = self.flight.wait()
+            if self.message.sent:
+                self.local_XW.index_copy_(0, self.message.send, rows)
 
 
-def send_home(
-    program: Program, group: dist.ProcessGroup, partial: Partial, dtype: torch.dtype
-) -> Homeward:
-    """Add what relays collected, and post all that goes to those who hold the rows."""
-    first, relay = program.kv[partial.buffer], program.relay[partial.buffer]
-    flights = []
-    with aside(program.aside if relay.moves else None):
-        for sums_RW, flight in zip(partial.sums_RW, partial.collected, strict=True):
-            if relay.moves:
-                add(sums_RW, relay, flight.arrived())
-            flights.append(give_back(first, sums_RW[: first.received].to(dtype), group))
-    return Homeward(flights, partial)
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """The messages of one pass, to be posted in the same order by every worker of the pool."""
+
+    program: Program
+    group: dist.ProcessGroup
+    space: Space
+    """For what is under way."""
+    packed: dict[int, torch.Tensor] = field(default_factory=dict)
+    """What was sent the way of each chunk's queries: its place is free for what returns."""
+
+    def fetch(
+        self,
+        chunk: int,
+        q_TND: torch.Tensor,
+        k_TND: torch.Tensor,
+        v_TNE: torch.Tensor,
+        fetched: Fetched,
+    ) -> Inbound:
+        """Post a chunk's K, V and Q, in this order, and the second hop unless it would wait."""
+        program, lanes = self.program, self.program.route.lanes
+        q, kv, assembly = program.q[chunk], program.kv[chunk], program.assembly[chunk]
+        inbound = Inbound([], [])
+        if not (kv.moves or assembly.rows or q.moves):
+            return inbound
+        with stage("dispatch"):
+            if kv.moves or assembly.rows:
+                for local, buffer in ((k_TND, fetched.k_RND), (v_TNE, fetched.v_RNE)):
+                    local_XW = lane_rows(local, lanes.kv_heads)
+                    buffer_RW = lane_rows(buffer[chunk], lanes.kv_heads)
+                    apart = assembly.order is not None
+                    landed_RW = self.space.take(*buffer_RW.shape) if apart else buffer_RW
+                    inbound.keys.append(Landing(local_XW, landed_RW, buffer_RW))
+                    if kv.moves:
+                        into_RW = landed_RW[: kv.received]
+                        inbound.flights.append(self._dispatch(kv, local_XW, into_RW))
+            inbound.flights.extend(self.send_along(chunk, q_TND, fetched.q_RND[chunk]))
+        if chunk == 0 or not program.blocks[chunk]:
+            self._pass_on(chunk, inbound)
+        return inbound
+
+    def send_along(self, chunk: int, local: torch.Tensor, into: torch.Tensor) -> list[Flight]:
+        """Post rows of `local` [T, N, D] the way of a chunk's queries; `into` [R, N, D] is written.
+        Empty if nothing moves.
+        """
+        message, heads = self.program.q[chunk], self.program.route.lanes.heads
+        if not message.moves:
+            return []
+        local_XW = lane_rows(local, heads)
+        packed = self.packed[chunk] = self.space.take(message.sent, local_XW.shape[1])
+        return [dispatch(message, local_XW, lane_rows(into, heads), packed, self.group)]
+
+    def land(self, chunk: int, inbound: list[Inbound]) -> None:
+        """Wait for a chunk, complete its K and V, and see the next chunk's on their way."""
+        now, assembly = inbound[chunk], self.program.assembly[chunk]
+        if now.flights:
+            with stage("wait"):
+                for flight in now.flights:
+                    flight.wait()
+        for keys in now.keys:
+            if assembly.own is not None:
+                last_RW = keys.landed_RW[assembly.rows - len(assembly.own) :]
+                torch.index_select(keys.local_XW, 0, assembly.own, out=last_RW)
+            if assembly.order is not None:
+                torch.index_select(keys.landed_RW, 0, assembly.order, out=keys.buffer_RW)
+        after = chunk + 1
+        if after < self.program.chunks and self.program.blocks[after]:
+            self._pass_on(after, inbound[after])
+
+    def _dispatch(
+        self, message: DeviceMessage, rows_XW: torch.Tensor, into_RW: torch.Tensor
+    ) -> Flight:
+        packed = self.space.take(message.sent, rows_XW.shape[1])
+        return dispatch(message, rows_XW, into_RW, packed, self.group)
+
+    def _pass_on(self, chunk: int, inbound: Inbound) -> None:
+        """Post the second hop of a chunk's K and V; nothing if none moves."""
+        first, second = self.program.kv[chunk], self.program.relay[chunk]
+        if not second.moves:
+            return
+        until = first.received + second.received
+        with stage("relay"), aside(self.program.aside):
+            for keys, flight in zip(inbound.keys, inbound.flights[:2], strict=True):
+                flight.wait()
+                into_RW = keys.landed_RW[first.received : until]
+                inbound.flights.append(self._dispatch(second, keys.landed_RW, into_RW))
+
+    def post_return(self, chunk: int, rows: torch.Tensor, local: torch.Tensor) -> list[Return]:
+        """Post `rows` [R, N, E], computed for others, back to those who sent the queries; what
+        comes back belongs into `local` [T, N, E].  Empty if nothing moves.
+        """
+        message, heads = self.program.q[chunk], self.program.route.lanes.heads
+        if not message.moves:
+            return []
+        rows_RW = lane_rows(rows, heads)
+        packed = self.packed[chunk]
+        into = packed if packed.shape[1] == rows_RW.shape[1] else None
+        flight = give_back(message, rows_RW, self.space, self.group, into)
+        return [Return(lane_rows(local, heads), message, flight)]
 
 
-def place(local_XW: torch.Tensor, message: DeviceMessage, flight: Flight) -> None:
-    """Write returned rows to where they were sent from."""
-    with record_function("libra::return"):
-        rows = flight.wait()
-        if message.sent:
-            local_XW.index_copy_(0, message.send, rows)
-
-
-def add(local_XW: torch.Tensor, message: DeviceMessage, rows: torch.Tensor) -> None:
-    """Add returned partial sums, one worker after the other: rows of one worker are distinct, so
-    the order is fixed.
-    """
-    with record_function("libra::return"):
-        for start, stop in message.senders:
-            local_XW.index_add_(0, message.send[start:stop], rows[start:stop].to(local_XW.dtype))
+def lane_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """A contiguous [rows, heads of all lanes, dim] as lane rows [rows * lanes, heads * dim]."""
+    return tensor.view(-1, heads * tensor.shape[2])

@@ -6,64 +6,64 @@
     dispatch return                        |==0==|==1==|==2==|      only the last is exposed
 
 Every worker of a pool issues the same collectives in the same order, whatever it has to compute.
-K and V may travel in two hops, and dK and dV back: see `exchange`.
-Legend: T local rows, R buffer rows, N heads, D key dim, E value dim; `_XW` is a tensor seen as lane
-rows of width W.
+K and V may travel in two hops, see `exchange`, and so may their gradients, see `gradients`.
+Legend: T local rows, N heads, D key dim, E value dim.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.profiler import record_function
 
 from libra.plan.route import LOCAL
-from libra.runtime.buffers import fetched_size, fetched_views, output_views, outputs_size
-from libra.runtime.exchange import (
-    Homeward,
-    Partial,
-    add,
-    blocks,
-    collect,
-    fetch,
-    idle_chunks,
-    land,
-    place,
-    send_home,
-)
+from libra.runtime.buffers import fetched_chunks, kv_chunks, q_chunks
+from libra.runtime.exchange import Exchange, Return
+from libra.runtime.gradients import Homeward, Partial, Sum
 from libra.runtime.program import Program
-from libra.runtime.transport import Flight, dispatch, give_back
+from libra.runtime.stages import stage
+from libra.runtime.workspace import Space, Workspace
+
+Tensor = torch.Tensor
 
 
 def forward(
     program: Program,
     group: dist.ProcessGroup,
-    q_TND: torch.Tensor,
-    k_TND: torch.Tensor,
-    v_TNE: torch.Tensor,
+    workspace: Workspace,
+    q_TND: Tensor,
+    k_TND: Tensor,
+    v_TNE: Tensor,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    *,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Attention of this worker's rows, wherever it is computed.
 
     Returns (out [T, N, E], flat LSE of the segments computed here, outputs computed for others,
-    fetched Q/K/V); the last three are what `backward` needs, the last one optionally.
+    fetched Q/K/V).  `keep` says that `backward` will need the last three, or all but the fetched
+    where it fetches again; what it does not need is empty.
     """
     q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
-    heads, lanes = program.heads, program.route.lanes
-    fetched_flat = q_TND.new_empty(fetched_size(program))
-    remote_flat = q_TND.new_empty(outputs_size(program))
-    fetched = fetched_views(fetched_flat, program)
-    remote = output_views(remote_flat, program)
+    heads, memory = program.heads, program.memory
+    keep_fetched = keep and not program.refetch
+    in_turn = memory.forward
+    in_turn += (0 if keep_fetched else memory.fetched) + (0 if keep else memory.outputs)
+    space = workspace.open(q_TND.device, q_TND.dtype, in_turn)
+
+    def buffer(kept: bool, elements: int) -> Tensor:
+        return q_TND.new_empty(elements) if kept else space.take(elements)
+
+    fetched_flat, remote_flat = buffer(keep_fetched, memory.fetched), buffer(keep, memory.outputs)
+    fetched = fetched_chunks(fetched_flat, program)
+    remote = q_chunks(remote_flat, program, heads.value_dim)
     out_TNE = q_TND.new_empty((q_TND.shape[0], heads.q, heads.value_dim))
-    out_TNE[program.padding] = 0
-    lse = q_TND.new_empty(
-        program.route.lse_size, dtype=torch.promote_types(q_TND.dtype, torch.float32)
-    )
+    _zero_padding(program, out_TNE)
+    lse = q_TND.new_empty(program.route.lse_size, dtype=_exact(q_TND.dtype))
 
     def attend(chunk: int) -> None:
-        with record_function("libra::attend"):
-            for launch in program.launches_of(chunk):
-                at_q, at_kv = launch.q_buffer, launch.kv_buffer
+        for launch in program.launches_of(chunk):
+            at_q, at_kv = launch.q_buffer, launch.kv_buffer
+            with stage("attend"):
                 program.kernel.forward(
                     q_TND if at_q == LOCAL else fetched.q_RND[at_q],
                     k_TND if at_kv == LOCAL else fetched.k_RND[at_kv],
@@ -74,71 +74,72 @@ def forward(
                     lse[launch.lse],
                 )
 
+    exchange = Exchange(program, group, space)
     inbound = [
-        fetch(program, group, q_TND, k_TND, v_TNE, fetched, m) for m in range(program.chunks)
+        exchange.fetch(chunk, q_TND, k_TND, v_TNE, fetched) for chunk in range(program.chunks)
     ]
-    returns: list[Flight] = []
-
-    def post_return(chunk: int) -> None:
-        rows_RW = remote[chunk].view(-1, lanes.heads * heads.value_dim)
-        returns.append(give_back(program.q[chunk], rows_RW, group))
-
-    early = idle_chunks(program, gradients=False)
+    returns: list[Return] = []
+    early = program.idle_forward
     for chunk in range(early):  # so that who computes them need not wait for our own work to end
-        post_return(chunk)
+        returns += exchange.post_return(chunk, remote[chunk], out_TNE)
     attend(LOCAL)
     for chunk in range(program.chunks):
-        land(program, group, inbound, k_TND, v_TNE, fetched, chunk)
+        exchange.land(chunk, inbound)
         attend(chunk)
         if chunk >= early:
-            post_return(chunk)
-    out_XW = out_TNE.view(-1, lanes.heads * heads.value_dim)
-    for message, flight in zip(program.q, returns, strict=True):
-        place(out_XW, message, flight)
-    return out_TNE, lse, remote_flat, fetched_flat
+            returns += exchange.post_return(chunk, remote[chunk], out_TNE)
+    for returned in returns:
+        returned.finish()
+    return (
+        out_TNE,
+        lse if keep else lse.new_empty(0),
+        remote_flat if keep else q_TND.new_empty(0),
+        fetched_flat if keep_fetched else q_TND.new_empty(0),
+    )
 
 
 def backward(
     program: Program,
     group: dist.ProcessGroup,
-    dout_TNE: torch.Tensor,
-    q_TND: torch.Tensor,
-    k_TND: torch.Tensor,
-    v_TNE: torch.Tensor,
+    workspace: Workspace,
+    dout_TNE: Tensor,
+    q_TND: Tensor,
+    k_TND: Tensor,
+    v_TNE: Tensor,
     scale: float,
-    out_TNE: torch.Tensor,
-    lse: torch.Tensor,
-    remote_flat: torch.Tensor,
-    fetched_flat: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    out_TNE: Tensor,
+    lse: Tensor,
+    remote_flat: Tensor,
+    fetched_flat: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of this worker's q, k and v, the same shapes.
 
-    `fetched_flat` None fetches Q, K and V again.  dK and dV sum in fp32 (fp64 for fp64): this
-    worker's own part, then the others' chunk by chunk in worker order, so that a run repeats itself
-    bit for bit; relays add theirs in worker order too.
+    dK and dV sum in fp32 (fp64 for fp64): this worker's own part, then the others' chunk by chunk
+    in worker order, so that a run repeats itself bit for bit; relays add theirs in worker order
+    too.
     """
     q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
     dout_TNE = dout_TNE.contiguous()
-    heads, lanes = program.heads, program.route.lanes
-    refetch = fetched_flat is None
-    if fetched_flat is None:
-        fetched_flat = q_TND.new_empty(fetched_size(program))
-    fetched = fetched_views(fetched_flat, program)
-    remote = output_views(remote_flat, program)
-    dremote = output_views(torch.empty_like(remote_flat), program)
-    exact = torch.promote_types(q_TND.dtype, torch.float32)
+    heads, memory = program.heads, program.memory
+    space, exact = _spaces(program, workspace, q_TND)
+    if program.refetch:
+        fetched_flat = space.take(memory.fetched)
+    fetched = fetched_chunks(fetched_flat, program)
+    remote = q_chunks(remote_flat, program, heads.value_dim)
+    dremote = q_chunks(space.take(memory.outputs), program, heads.value_dim)
+    dq_R = q_chunks(space.take(memory.fetched_q), program, heads.dim)
+    dk_R, dv_R = kv_chunks(exact.take(memory.fetched_kv).zero_(), program)
     dq_TND = torch.empty_like(q_TND)
-    dq_TND[program.padding] = 0
-    dk_TND = torch.zeros_like(k_TND, dtype=exact)
-    dv_TNE = torch.zeros_like(v_TNE, dtype=exact)
-    dq_R = [torch.empty_like(buffer) for buffer in fetched.q_RND]
-    dk_R = [torch.zeros_like(buffer, dtype=exact) for buffer in fetched.k_RND]
-    dv_R = [torch.zeros_like(buffer, dtype=exact) for buffer in fetched.v_RNE]
+    _zero_padding(program, dq_TND)
+    if space is exact:
+        dk_TND, dv_TNE = torch.zeros_like(k_TND), torch.zeros_like(v_TNE)
+    else:  # their results are narrower
+        dk_TND, dv_TNE = (exact.take(*local.shape).zero_() for local in (k_TND, v_TNE))
 
     def attend(chunk: int) -> None:
-        with record_function("libra::attend_backward"):
-            for launch in program.launches_of(chunk):
-                at_q, at_kv = launch.q_buffer, launch.kv_buffer
+        for launch in program.launches_of(chunk):
+            at_q, at_kv = launch.q_buffer, launch.kv_buffer
+            with stage("attend_backward"):
                 program.kernel.backward(
                     dout_TNE if at_q == LOCAL else dremote[at_q],
                     q_TND if at_q == LOCAL else fetched.q_RND[at_q],
@@ -153,56 +154,74 @@ def backward(
                     dv_TNE if at_kv == LOCAL else dv_R[at_kv],
                 )
 
-    dout_XW = dout_TNE.view(-1, lanes.heads * heads.value_dim)
-    inbound_dout: list[Flight] = []
-    inbound: list[list[Flight]] = []
+    exchange = Exchange(program, group, space)
+    inbound, inbound_dout = [], []
     for chunk in range(program.chunks):
-        into_RW = dremote[chunk].view(-1, dout_XW.shape[1])
-        inbound_dout.append(dispatch(program.q[chunk], dout_XW, into_RW, group))
-        if refetch:
-            inbound.append(fetch(program, group, q_TND, k_TND, v_TNE, fetched, chunk))
-    dk_XW = dk_TND.view(-1, lanes.kv_heads * heads.dim)
-    dv_XW = dv_TNE.view(-1, lanes.kv_heads * heads.value_dim)
-    returns_q: list[Flight] = []
-    returns_kv: list[Homeward] = []
+        inbound_dout.append(exchange.send_along(chunk, dout_TNE, dremote[chunk]))
+        if program.refetch:
+            inbound.append(exchange.fetch(chunk, q_TND, k_TND, v_TNE, fetched))
+    wide = [exact.take(elements) for elements in memory.wide]
+    homeward = Homeward(program, group, space, *wide)
+    returns: list[Return | Sum] = []
     waiting: list[Partial] = []
 
     def post_returns(chunk: int) -> None:
         for partial in waiting:
-            returns_kv.append(send_home(program, group, partial, q_TND.dtype))
+            returns.extend(homeward.send_home(partial))
         waiting.clear()
-        done = [n for n in range(program.chunks) if program.route.kv_done[n] == chunk]
-        fresh = []
-        for n in done:
-            pairs = ((dk_R[n], dk_XW), (dv_R[n], dv_XW))
-            fresh.append(collect(program, group, n, pairs, q_TND.dtype))
-        rows_RW = dq_R[chunk].view(-1, lanes.heads * heads.dim)
-        returns_q.append(give_back(program.q[chunk], rows_RW, group))
+        fresh = [
+            homeward.collect(n, sums[n], local)
+            for n in program.kv_returns[chunk]
+            for sums, local in ((dk_R, dk_TND), (dv_R, dv_TNE))
+        ]
+        returns.extend(exchange.post_return(chunk, dq_R[chunk], dq_TND))
         for partial in fresh:
-            if blocks(program, partial.buffer):
+            if program.blocks[partial.buffer]:
                 waiting.append(partial)
             else:
-                returns_kv.append(send_home(program, group, partial, q_TND.dtype))
+                returns.extend(homeward.send_home(partial))
 
-    early = idle_chunks(program, gradients=True)
+    early = program.idle_backward
     for chunk in range(early):
         post_returns(chunk)
     attend(LOCAL)
     for chunk in range(program.chunks):
-        with record_function("libra::wait"):
-            inbound_dout[chunk].wait()
-        if refetch:
-            land(program, group, inbound, k_TND, v_TNE, fetched, chunk)
+        if inbound_dout[chunk]:
+            with stage("wait"):
+                for flight in inbound_dout[chunk]:
+                    flight.wait()
+        if program.refetch:
+            exchange.land(chunk, inbound)
         attend(chunk)
         if chunk >= early:
             post_returns(chunk)
     for partial in waiting:
-        returns_kv.append(send_home(program, group, partial, q_TND.dtype))
-    dq_XW = dq_TND.view(-1, lanes.heads * heads.dim)
-    for message, flight in zip(program.q, returns_q, strict=True):
-        place(dq_XW, message, flight)
-    for returned in returns_kv:
-        message = program.kv[returned.partial.buffer]
-        for local_XW, flight in zip(returned.partial.local_XW, returned.flights, strict=True):
-            add(local_XW, message, flight.wait())
+        returns.extend(homeward.send_home(partial))
+    for returned in returns:
+        returned.finish()
     return dq_TND, dk_TND.to(k_TND.dtype), dv_TNE.to(v_TNE.dtype)
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    """What sums and the LSE are kept in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _spaces(program: Program, workspace: Workspace, q_TND: Tensor) -> tuple[Space, Space]:
+    """Where a backward keeps what is under way, and its sums: one space where they have one
+    dtype.
+    """
+    memory, device, dtype = program.memory, q_TND.device, q_TND.dtype
+    if _exact(dtype) == dtype:
+        space = workspace.open(device, dtype, memory.backward + memory.exact)
+        return space, space
+    return (
+        workspace.open(device, dtype, memory.backward),
+        workspace.open(device, _exact(dtype), memory.exact),
+    )
+
+
+def _zero_padding(program: Program, rows: Tensor) -> None:
+    """Set rows that belong to no sample, which no kernel writes, to zero."""
+    if program.padding is not None:
+        rows.index_fill_(0, program.padding, 0)

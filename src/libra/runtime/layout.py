@@ -140,15 +140,16 @@ class Layout:
         self._agree("attention", problem, facts)
         program = self._program(head_shape(q_TND, k_TND, v_TNE), q_TND.device)
         with self._watch("the forward exchange"):
-            out, lse, remote, fetched = executor.forward(
-                program, pool.groups.exchange, q_TND, k_TND, v_TNE, scale
+            return executor.forward(
+                program,
+                pool.groups.exchange,
+                pool.workspace,
+                q_TND,
+                k_TND,
+                v_TNE,
+                scale,
+                keep=keep,
             )
-        nothing = q_TND.new_empty(0)
-        if not keep:
-            return out, nothing, torch.empty_like(nothing), torch.empty_like(nothing)
-        if pool.config.backward == "refetch":
-            fetched = nothing
-        return out, lse, remote, fetched
 
     def refuse(self, problem: str) -> None:
         """Raise ValueError for an attention call that is wrong on this rank, and on the others
@@ -177,11 +178,11 @@ class Layout:
         pool = self._pool
         self._agree("attention's backward", None, {"call": call})
         program = self._program(head_shape(q_TND, k_TND, v_TNE), q_TND.device)
-        kept = None if pool.config.backward == "refetch" else fetched
         with self._watch("the backward exchange"):
             return executor.backward(
                 program,
                 pool.groups.exchange,
+                pool.workspace,
                 dout_TNE,
                 q_TND,
                 k_TND,
@@ -190,7 +191,7 @@ class Layout:
                 out_TNE,
                 lse,
                 remote,
-                kept,
+                fetched,
             )
 
     def _program(self, heads: HeadShape, device: torch.device) -> Program:
@@ -200,7 +201,12 @@ class Layout:
                 route = self.start_planning(heads).result().route
             self._pool.remember(heads)
             self._programs[key] = make_program(
-                route, heads, self._pool.kernel(device), device, self._pool.aside(device)
+                route,
+                heads,
+                self._pool.kernel(device),
+                device,
+                self._pool.aside(device),
+                refetch=self._pool.config.backward == "refetch",
             )
         return self._programs[key]
 

@@ -21,6 +21,7 @@ from libra.runtime.loss import finish, naming_lost_ranks
 from libra.runtime.membership import Groups, find_membership, make_groups
 from libra.runtime.planner import Planner
 from libra.runtime.speed import MeasuredKernel, SpeedMeter
+from libra.runtime.workspace import Workspace
 from libra.shards import local_positions
 from libra.workload import check_cu_seqlens
 
@@ -69,6 +70,7 @@ class SequencePool:
             config,
             self._meter,
         )
+        self.workspace = Workspace()
         self._heads = [] if heads is None else [heads]
         self._kernel_chosen = kernel
         self._kernels: dict[torch.device, Kernel] = {}
@@ -138,10 +140,11 @@ class SequencePool:
         self._ahead.append(self._make(bounds, length))
 
     def close(self) -> None:
-        """Let the planner thread end; every rank finishes what all were asked to plan.  The process
-        groups stay.
+        """Let the planner thread end and the workspace go; every rank finishes what all were asked
+        to plan.  The process groups stay.
         """
         self.planner.shutdown()
+        self.workspace.release()
 
     def remember(self, heads: HeadShape) -> None:
         """Plan coming layouts for this head shape too, without waiting for their first attention

@@ -4,6 +4,8 @@ known.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,9 @@ import numpy as np
 import torch
 
 from libra.config import HeadShape
-from libra.plan.route import Assembly, Route
+from libra.plan.memory import RouteMemory, route_memory
+from libra.plan.messages import Message
+from libra.plan.route import LOCAL, Assembly, Route
 from libra.runtime.kernels.segments import Kernel
 from libra.runtime.transport import DeviceMessage, to_device
 
@@ -21,35 +25,20 @@ class DeviceAssembly:
     """An `Assembly` with its indices on the device."""
 
     rows: int
-    received_from: torch.Tensor
-    received_to: torch.Tensor
-    local_from: torch.Tensor
-    local_to: torch.Tensor
-
-    def gather(self, buffer: torch.Tensor, local: torch.Tensor) -> None:
-        """Complete a kv buffer [rows, width]: assembled ranges from received rows and `local` kv
-        lane rows.
-        """
-        if len(self.received_to):
-            buffer[self.received_to] = buffer[self.received_from]
-        if len(self.local_to):
-            buffer[self.local_to] = local.index_select(0, self.local_from)
-
-    def scatter_add(self, gradient: torch.Tensor, local: torch.Tensor) -> None:
-        """The transpose of `gather`: fold a buffer's gradient onto received rows and onto
-        `local`.
-        """
-        if len(self.received_to):
-            gradient[self.received_from] = gradient[self.received_to]
-        if len(self.local_to):
-            local.index_add_(0, self.local_from, gradient.index_select(0, self.local_to))
+    own: torch.Tensor | None
+    """Local lane rows that land last, int64; None if none does."""
+    order: torch.Tensor | None
+    """Landed row of each buffer row, int64 [rows]; None if rows land in the buffer itself."""
+    place: torch.Tensor | None
+    """Buffer row of each landed row."""
+    passed_on: torch.Tensor
+    """Buffer rows that a relay passes on, in the order of its message, int64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceLaunch:
     """A `Launch` with the kernel's own preparation."""
 
-    chunk: int
     q_buffer: int
     kv_buffer: int
     prepared: Any
@@ -68,19 +57,36 @@ class Program:
     kv: tuple[DeviceMessage, ...]
     relay: tuple[DeviceMessage, ...]
     assembly: tuple[DeviceAssembly, ...]
-    launches: tuple[DeviceLaunch, ...]
-    padding: torch.Tensor
+    launches: tuple[tuple[DeviceLaunch, ...], ...]
+    """Those that wait for nothing, then those of each chunk."""
+    padding: torch.Tensor | None
+    refetch: bool
+    """Whether the backward fetches Q, K and V again."""
+    memory: RouteMemory
+    """Elements that a call takes."""
     aside: torch.cuda.Stream | None
     """Where rows are passed on, beside the work of the current stream; None has them wait there."""
+    q_starts: tuple[int, ...]
+    """Rows of the q buffers before each chunk, and of all."""
+    kv_starts: tuple[int, ...]
+    """The same of the kv buffers."""
+    kv_returns: tuple[tuple[int, ...], ...]
+    """The kv buffers whose gradients return after each chunk: those that anyone reads."""
+    blocks: tuple[bool, ...]
+    """Whether the second hop of each kv buffer would keep the thread waiting for the first."""
+    idle_forward: int
+    """Leading chunks in which this worker computes nothing for others, and so sends nothing back:
+    their returns are posted before anything is computed."""
+    idle_backward: int
 
     @property
     def chunks(self) -> int:
         """M."""
         return len(self.q)
 
-    def launches_of(self, chunk: int) -> list[DeviceLaunch]:
-        """Kernel calls that run once `chunk` has arrived."""
-        return [launch for launch in self.launches if launch.chunk == chunk]
+    def launches_of(self, chunk: int) -> tuple[DeviceLaunch, ...]:
+        """Kernel calls that run once `chunk` has arrived; LOCAL: at once."""
+        return self.launches[chunk - LOCAL]
 
 
 def make_program(
@@ -89,14 +95,19 @@ def make_program(
     kernel: Kernel,
     device: torch.device,
     aside: torch.cuda.Stream | None = None,
+    *,
+    refetch: bool = False,
 ) -> Program:
-    """Prepare `route` for `device`; relays pass rows on in the stream `aside`."""
-    launches, at = [], 0
+    """Prepare `route` for `device`; relays pass rows on in the stream `aside`, and `refetch` has
+    the backward fetch Q, K and V again.
+    """
+    chunks = range(len(route.q))
+    launches: list[list[DeviceLaunch]] = [[] for _ in range(len(chunks) + 1)]
+    at = 0
     for launch in route.launches:
         size = launch.segments.lse_size
-        launches.append(
+        launches[launch.chunk - LOCAL].append(
             DeviceLaunch(
-                chunk=launch.chunk,
                 q_buffer=launch.q_buffer,
                 kv_buffer=launch.kv_buffer,
                 prepared=kernel.prepare(launch.segments, device),
@@ -104,6 +115,9 @@ def make_program(
             )
         )
         at += size
+    blocks = tuple(hop_blocks(relay, aside) for relay in route.relay)
+    read = [n for n in chunks if route.kv[n].moves or route.assembly[n].rows]
+    returns = tuple(tuple(n for n in read if route.kv_done[n] == chunk) for chunk in chunks)
     return Program(
         route=route,
         heads=heads,
@@ -111,21 +125,62 @@ def make_program(
         q=tuple(to_device(message, device) for message in route.q),
         kv=tuple(to_device(message, device) for message in route.kv),
         relay=tuple(to_device(message, device) for message in route.relay),
-        assembly=tuple(_upload(assembly, device) for assembly in route.assembly),
-        launches=tuple(launches),
-        padding=torch.from_numpy(route.padding).to(device),
+        assembly=tuple(
+            _upload(assembly, relay, device)
+            for assembly, relay in zip(route.assembly, route.relay, strict=True)
+        ),
+        launches=tuple(map(tuple, launches)),
+        padding=_index(route.padding, device),
+        refetch=refetch,
+        memory=route_memory(route, heads, refetch=refetch),
         aside=aside,
+        q_starts=_starts([message.received for message in route.q]),
+        kv_starts=_starts([assembly.rows for assembly in route.assembly]),
+        kv_returns=returns,
+        blocks=blocks,
+        idle_forward=_idle_chunks(route, blocks, [()] * len(chunks)),
+        idle_backward=_idle_chunks(route, blocks, returns),
     )
 
 
-def _upload(assembly: Assembly, device: torch.device) -> DeviceAssembly:
-    def index(array: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
+def hop_blocks(relay: Message, aside: torch.cuda.Stream | None) -> bool:
+    """Whether a message of the second hop keeps the thread waiting for the first."""
+    return aside is None and relay.moves
 
+
+def _starts(rows: list[int]) -> tuple[int, ...]:
+    return tuple(itertools.accumulate(rows, initial=0))
+
+
+def _idle_chunks(route: Route, blocks: Sequence[bool], returns: Sequence[Sequence[int]]) -> int:
+    """Leading chunks after which this worker has no row to send back.
+
+    They end where a second hop is posted between returns, for all must post in one order.
+    """
+    for chunk, buffers in enumerate(returns):
+        rows = route.q[chunk].received + sum(route.assembly[n].rows for n in buffers)
+        if rows or any(blocks[n] for n in buffers) or any(blocks[chunk + 1 : chunk + 2]):
+            return chunk
+    return len(returns)
+
+
+def _upload(assembly: Assembly, relay: Message, device: torch.device) -> DeviceAssembly:
+    order = place = None
+    passed_on = relay.send
+    if assembly.place is not None:
+        landed = np.empty_like(assembly.place)
+        landed[assembly.place] = np.arange(assembly.rows)
+        order, place = _index(landed, device), _index(assembly.place, device)
+        passed_on = assembly.place[relay.send]
     return DeviceAssembly(
         rows=assembly.rows,
-        received_from=index(assembly.received_from),
-        received_to=index(assembly.received_to),
-        local_from=index(assembly.local_from),
-        local_to=index(assembly.local_to),
+        own=_index(assembly.own, device),
+        order=order,
+        place=place,
+        passed_on=torch.from_numpy(passed_on).to(device, non_blocking=True),
     )
+
+
+def _index(array: np.ndarray[Any, np.dtype[np.int64]], device: torch.device) -> torch.Tensor | None:
+    """The indices on the device; None for none, so that nothing is launched for them."""
+    return torch.from_numpy(array).to(device, non_blocking=True) if len(array) else None

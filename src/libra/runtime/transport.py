@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from libra.plan.messages import Message
 from libra.runtime.loss import finish
+from libra.runtime.workspace import Space
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +19,7 @@ class DeviceMessage:
     """A `Message` with its index on the device and its counts as the collective wants them."""
 
     send: torch.Tensor
-    """Local lane rows to send, int64 [sent]."""
+    """Lane rows to send, int64 [sent]: local ones, or what landed at a relay."""
     send_counts: list[int]
     recv_counts: list[int]
     sent: int
@@ -48,40 +49,26 @@ def to_device(message: Message, device: torch.device) -> DeviceMessage:
 
 
 class Flight:
-    """A transfer under way.  `wait` returns what arrives; until then nothing may read it."""
+    """A transfer under way.  `wait` returns what arrives; until then nothing may read it, nor
+    write what is sent.
+    """
 
-    __slots__ = ("_arrives", "_group", "_sends", "_work")
+    __slots__ = ("_arrives", "_group", "_work")
 
-    def __init__(
-        self,
-        arrives: torch.Tensor,
-        sends: torch.Tensor,
-        group: dist.ProcessGroup,
-        work: dist.Work | None,
-    ) -> None:
+    def __init__(self, arrives: torch.Tensor, work: dist.Work, group: dist.ProcessGroup) -> None:
         self._arrives = arrives
-        self._sends: torch.Tensor | None = sends  # must outlive the transfer
+        self._work: dist.Work | None = work
         self._group = group
-        self._work = work
 
     def wait(self) -> torch.Tensor:
-        """The arrived rows, ready to read on the current stream."""
-        if self._work is not None:
-            if self._arrives.device.type == "cpu":
-                finish(self._work, self._group)
-            else:
-                self._work.wait()  # the stream waits, not this thread
-            self._work, self._sends = None, None
-        return self._arrives
-
-    def arrived(self) -> torch.Tensor:
-        """The arrived rows, ready to read on the current stream where another one will `wait`: what
-        the transfer uses stays until then.
-        """
-        if self._arrives.device.type == "cpu":
-            return self.wait()
-        if self._work is not None:
-            self._work.wait()
+        """The arrived rows, ready to read on the current stream; several streams may wait."""
+        if self._work is None:
+            pass
+        elif self._arrives.device.type == "cpu":
+            finish(self._work, self._group)
+            self._work = None
+        else:
+            self._work.wait()  # the stream waits, not this thread
         return self._arrives
 
 
@@ -89,8 +76,8 @@ class Flight:
 def aside(stream: torch.cuda.Stream | None) -> Iterator[None]:
     """Run on `stream`, after all that the current stream has been given so far; None stays on it.
 
-    Memory that is allocated inside may be freed once the current stream waits for what uses it: the
-    next block that reuses it begins with that wait.
+    The current stream has to wait for a transfer that was posted last inside, before it goes on
+    with what is used there.
     """
     if stream is None:
         yield
@@ -101,28 +88,36 @@ def aside(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 
 def dispatch(
-    message: DeviceMessage, rows: torch.Tensor, into: torch.Tensor, group: dist.ProcessGroup
+    message: DeviceMessage,
+    rows: torch.Tensor,
+    into: torch.Tensor,
+    packed: torch.Tensor,
+    group: dist.ProcessGroup,
 ) -> Flight:
-    """Send the message's rows of `rows` [local lane rows, width]; `into` [received, width] is
-    written.
+    """Send the message's rows of `rows` [lane rows, width], packed in `packed` [sent, width];
+    `into` [received, width] is written.
     """
-    if not message.moves:
-        return Flight(into, rows, group, None)
-    packed = rows.index_select(0, message.send)
+    torch.index_select(rows, 0, message.send, out=packed)
     work = dist.all_to_all_single(
         into, packed, message.recv_counts, message.send_counts, group=group, async_op=True
     )
-    return Flight(into, packed, group, work)
+    return Flight(into, work, group)
 
 
-def give_back(message: DeviceMessage, rows: torch.Tensor, group: dist.ProcessGroup) -> Flight:
-    """Send `rows` [received, width] back the way the message came; [sent, width] arrive, in the
-    order of `send`.
+def give_back(
+    message: DeviceMessage,
+    rows: torch.Tensor,
+    space: Space,
+    group: dist.ProcessGroup,
+    into: torch.Tensor | None = None,
+) -> Flight:
+    """Send `rows` [received, width] back the way the message came; [sent, width] arrive in `into`,
+    or in `space`, in the order of `send`.
+
+    `into` may be what was packed for the message: a worker's rows return once it has received them.
     """
-    arrives = rows.new_empty((message.sent, rows.shape[1]))
-    if not message.moves:
-        return Flight(arrives, rows, group, None)
+    arrives = space.take(message.sent, rows.shape[1]) if into is None else into
     work = dist.all_to_all_single(
         arrives, rows, message.send_counts, message.recv_counts, group=group, async_op=True
     )
-    return Flight(arrives, rows, group, work)
+    return Flight(arrives, work, group)

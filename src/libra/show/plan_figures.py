@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from libra.config import HeadShape, Placement, PoolConfig, ulysses_beside
 from libra.placement import imbalance
 from libra.plan.bound import traffic_bound
+from libra.plan.memory import PoolMemory, pool_memory
 from libra.plan.plan import PoolPlan, plan_pool
 from libra.plan.tally import PoolTally, pool_tally
 from libra.plan.timeline import Timeline, TimeModel, pool_timeline
@@ -78,6 +79,7 @@ class PlanFigures:
     planning_seconds: float
     """From cu_seqlens to a buffer ready to send, compiled code warm, median of a few runs."""
     tally: PoolTally
+    memory: PoolMemory
     model: TimeModel
     forward: Timeline
     backward: Timeline
@@ -143,6 +145,7 @@ def plan_figures(
         plan=plan,
         planning_seconds=statistics.median(seconds),
         tally=tally,
+        memory=pool_memory(plan),
         model=model,
         forward=pool_timeline(tally, heads, model),
         backward=pool_timeline(tally, heads, model, direction="backward"),

@@ -54,6 +54,8 @@ def figures_as_json(figures: PlanFigures) -> dict[str, Any]:
                 "o": tally.remote_o.tolist(),
                 "total": tally.extra_memory.tolist(),
             },
+            "kept": figures.memory.kept.tolist(),
+            "workspace": figures.memory.workspace.tolist(),
             "segments": tally.segments.tolist(),
             "launches": tally.launches.tolist(),
         },

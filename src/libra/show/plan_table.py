@@ -151,6 +151,7 @@ def extremes_table(figures: PlanFigures) -> Table:
     plan, moved, tally = figures.plan, figures.placed.forward, figures.tally
     before, after = _relative(plan.home_load), _relative(plan.load)
     sent, received = moved.sent.sum(axis=0), moved.received.sum(axis=0)
+    workspace = figures.memory.workspace
     table = _table("Extremes")
     table.add_column("")
     table.add_column("worker", justify="right")
@@ -162,6 +163,7 @@ def extremes_table(figures: PlanFigures) -> Table:
         ("sends most, forward", sent, sent.argmax(), "bytes"),
         ("receives most, forward", received, received.argmax(), "bytes"),
         ("most extra memory", tally.extra_memory, tally.extra_memory.argmax(), "bytes"),
+        ("largest workspace", workspace, workspace.argmax(), "bytes"),
         ("most kernel segments", tally.segments, tally.segments.argmax(), "{}"),
     ):
         value = values[worker]

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from libra.plan.memory import pool_memory
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.tally import PoolTally, pool_tally
 from libra.plan.timeline import Direction, Seconds, pool_timeline
@@ -47,10 +48,11 @@ class AttentionTime:
         `forward_seconds`, `backward_seconds`: until the pool's last worker has all that it gets.
         `compute_seconds`: both passes' attention of the busiest worker.
         `mean_compute_seconds`: the same of the mean worker.
-        `held_bytes`: most that a worker holds for others while it runs backward.
+        `kept_bytes`: most that a worker keeps of others, or for them, until the backward.
+        `workspace_bytes`: most that a worker takes for one call at a time.
         """
         work = pool_work(plan)
-        tally = pool_tally(plan, work)
+        tally, memory = pool_tally(plan, work), pool_memory(plan)
         chunks = plan.lanes.chunks
         rates = self.cluster.time_model(self.table.peak_flops, tp=self.tp)
         ends: dict[Direction, float] = {}
@@ -71,7 +73,8 @@ class AttentionTime:
             "backward_seconds": ends["backward"],
             "compute_seconds": float(compute.max()),
             "mean_compute_seconds": float(compute.mean()),
-            "held_bytes": float(tally.backward_memory(plan.heads.bytes).max()),
+            "kept_bytes": float(memory.kept.max()),
+            "workspace_bytes": float(memory.workspace.max()),
         }
 
 

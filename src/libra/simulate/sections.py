@@ -137,7 +137,8 @@ def candidate_row(verdict: Verdict, figures: CandidateFigures) -> dict[str, Any]
         "between_nodes_gigabytes": figures["across_bytes"].mean / giga,
         "sent_worst_gigabytes": figures["worst_sent"].most / giga,
         "received_worst_gigabytes": figures["worst_received"].most / giga,
-        "extra_memory_gigabytes": figures["held_bytes"].most / giga,
+        "extra_memory_gigabytes": (figures["kept_bytes"].most + figures["workspace_bytes"].most)
+        / giga,
         "tiles": figures["tiles"].mean,
         "plan_milliseconds": figures["planning_seconds"].mean * 1e3,
         "step_seconds": verdict.step_seconds.mean,

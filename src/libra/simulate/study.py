@@ -248,8 +248,8 @@ def _verdict(study: Study, figures: CandidateFigures, sample: WindowSample) -> V
     memory = rank_memory(
         study.model,
         study.parallelism,
-        fetched=figures["held_bytes"].most,
-        retained=study.config.backward == "retain",
+        fetched=figures["kept_bytes"].most,
+        workspace=figures["workspace_bytes"].most,
     ).total
     return Verdict(
         candidate=figures.candidate,

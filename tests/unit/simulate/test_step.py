@@ -72,7 +72,7 @@ def test_a_hop_crosses_nodes_when_its_stride_does() -> None:
 
 
 def test_memory_of_one_stage_by_hand() -> None:
-    memory = rank_memory(MODEL, SPREAD, fetched=1000.0)
+    memory = rank_memory(MODEL, SPREAD, fetched=1000.0, workspace=300.0)
     count = MODEL.parameters
     assert memory.parameters == 2 * count
     assert memory.gradients == 4 * count
@@ -80,17 +80,16 @@ def test_memory_of_one_stage_by_hand() -> None:
     assert memory.kept == 1 * 4 * 32 * 8 * 2  # one microbatch, layers, rows, hidden, bytes
     assert memory.working == 2 * 32 * MODEL.layer_elements * 2
     assert memory.logits == 32 * 32 * (2 + 4)
-    assert memory.fetched == 1000
+    assert (memory.fetched, memory.workspace) == (1000, 300)
     parts = [getattr(memory, field.name) for field in dataclasses.fields(memory)]
     assert memory.total == sum(parts)
 
 
 def test_without_recomputation_every_layer_keeps_all_and_what_it_fetched() -> None:
     whole = spread(recompute="none")
-    memory = rank_memory(MODEL, whole, fetched=1000.0)
+    memory = rank_memory(MODEL, whole, fetched=1000.0, workspace=300.0)
     assert memory.kept == 4 * 32 * MODEL.layer_elements * 2
-    assert memory.fetched == 4000
-    assert rank_memory(MODEL, whole, fetched=1000.0, retained=False).fetched == 1000
+    assert (memory.fetched, memory.workspace) == (4000, 300)
 
 
 def test_every_parameter_is_on_some_rank_once_for_all_its_shards() -> None:

@@ -7,7 +7,7 @@
   forward and its backward, and one layer at a time is whole; without, all are.  How many
   microbatches that is follows from the schedule's own order.
 - Logits and their gradients, of `loss_rows` tokens at a time, on the last stage.
-- What Libra fetches and holds beyond a rank's own tensors.
+- What Libra fetches, and keeps as it keeps activations, and its workspace, once for all layers.
 
 What is simplified.  While one layer is whole its activations and as many gradients exist together;
 activations that every tp rank needs whole are counted sharded (sequence parallelism); weights
@@ -47,13 +47,16 @@ class RankMemory:
     """Activations and gradients of the layer in work."""
     logits: float
     fetched: float
-    """What attention holds for other workers, and of them."""
+    """What attention keeps of other workers, and for them."""
+    workspace: float
+    """What one call of attention at a time takes for transfers and their gradients."""
 
     @property
     def total(self) -> float:
         """All of it."""
         states = self.parameters + self.gradients + self.optimizer
-        return states + self.kept + self.working + self.logits + self.fetched
+        attention = self.fetched + self.workspace
+        return states + self.kept + self.working + self.logits + attention
 
 
 def rank_parameters(model: Model, parallelism: Parallelism, *, stage: int) -> Parameters:
@@ -82,18 +85,18 @@ def rank_memory(
     parallelism: Parallelism,
     *,
     fetched: float = 0.0,
-    retained: bool = True,
+    workspace: float = 0.0,
     stage: int | None = None,
 ) -> RankMemory:
     """Memory of a rank of `stage`, or of the stage that needs most.
 
-    `fetched` are the bytes that one call of attention holds beyond a rank's own tensors, at the
-    worst worker.  Without recomputation and with `retained` (`PoolConfig.backward="retain"`) every
-    layer keeps them until its backward; otherwise one call at a time does.
+    `fetched` are the bytes that a call of attention keeps for its backward beyond a rank's own
+    tensors, at the worst worker: without recomputation every layer keeps them.  `workspace` are
+    those that calls take in turn.
     """
     if stage is None:
         every = (
-            rank_memory(model, parallelism, fetched=fetched, retained=retained, stage=stage)
+            rank_memory(model, parallelism, fetched=fetched, workspace=workspace, stage=stage)
             for stage in range(parallelism.pp)
         )
         return max(every, key=lambda memory: memory.total)
@@ -119,5 +122,6 @@ def rank_memory(
         kept=layers * (layer if everything else row * model.hidden),
         working=layer if everything else 2 * layer,
         logits=logits if stage == parallelism.pp - 1 else 0.0,
-        fetched=fetched * (layers if everything and retained else 1),
+        fetched=fetched * (layers if everything else 1),
+        workspace=workspace,
     )

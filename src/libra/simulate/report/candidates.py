@@ -50,7 +50,12 @@ _COLUMNS: tuple[tuple[str, str, str, _Spell], ...] = (
     ("gigabytes", "GB", "traffic of a pool, one layer forward", three),
     ("between_nodes_gigabytes", "GB between nodes", "the part that crosses nodes", three),
     ("worst_gigabytes", "GB worst worker", "sent or received by the busiest worker", three),
-    ("extra_memory_gigabytes", "extra GB", "other workers' tensors held, worst worker", three),
+    (
+        "extra_memory_gigabytes",
+        "extra GB",
+        "kept of other workers and for them by one call, and its workspace, worst worker",
+        three,
+    ),
     ("memory_gigabytes", "memory GB", "memory of a GPU", three),
     ("exposed_share", "exposed", "share of the step in transfers that nothing hides", percent),
     ("tiles", "tiles", "tiles of a pool's plan", count),

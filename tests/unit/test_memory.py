@@ -1,0 +1,92 @@
+"""What attention takes beside q, k, v and out: all workers at once as worker by worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import libra
+from libra.config import HeadShape, PoolConfig
+from libra.plan.memory import pool_memory, route_memory
+from libra.plan.messages import lands_apart
+from libra.plan.plan import PoolPlan, plan_pool
+from libra.plan.route import worker_route
+from libra.plan.tally import pool_tally
+from tests.pools import SmallPool, small_pools
+
+LENGTHS = Path(__file__).parents[1] / "data" / "lengths-code.npy"
+
+
+def check(plan: PoolPlan) -> None:
+    """A pool's memory is that of its routes."""
+    memory, apart = pool_memory(plan), lands_apart(plan)
+    refetch, size = plan.config.backward == "refetch", plan.heads.bytes
+    for worker in range(plan.workers):
+        route = worker_route(plan, worker)
+        mine = route_memory(route, plan.heads, refetch=refetch)
+        assert apart[:, worker].tolist() == [assembly.apart for assembly in route.assembly]
+        assert memory.kept[worker] == size * (mine.outputs + (0 if refetch else mine.fetched))
+        forward = mine.forward + (mine.fetched if refetch else 0)
+        if size < 4:  # sums have a space of their own
+            workspace = size * max(forward, mine.backward) + 4 * mine.exact
+        else:
+            workspace = size * max(forward, mine.backward + mine.exact)
+        assert memory.workspace[worker] == workspace
+
+
+@pytest.mark.usefixtures("eager_relays")
+@given(pool=small_pools(), backward=st.sampled_from(["retain", "refetch"]))
+def test_a_pool_takes_what_its_routes_take(pool: SmallPool, backward: str) -> None:
+    check(
+        plan_pool(
+            pool.packs,
+            cp_size=pool.cp_size,
+            config=pool.config.replace(backward=backward),
+            heads=pool.heads,
+            tokens=pool.tokens,
+        )
+    )
+
+
+@pytest.mark.usefixtures("eager_relays")
+@given(pool=small_pools())
+def test_rows_land_in_the_buffer_itself_where_their_order_lets_them(pool: SmallPool) -> None:
+    plan = pool.plan()
+    for worker in range(plan.workers):
+        for assembly in worker_route(plan, worker).assembly:
+            if assembly.place is not None:
+                assert sorted(assembly.place) == list(range(assembly.rows))
+                assert (assembly.place != np.arange(assembly.rows)).any()
+
+
+def test_without_context_parallelism_nothing_lands_apart() -> None:
+    """Each need comes from one holder, in one piece."""
+    config = PoolConfig(pool_size=4, ranks_per_node=8)
+    packs = [[0, 4096], *[list(range(0, 4097, 64))] * 3]
+    plan = plan_pool(packs, cp_size=1, config=config, heads=HeadShape(8, 4, 64))
+    assert plan.bytes_kv
+    assert not lands_apart(plan).any()
+
+
+@pytest.mark.parametrize("backward", ["retain", "refetch"])
+def test_real_lengths_keep_every_row_once(backward: str) -> None:
+    lengths = np.load(LENGTHS)
+    packs = libra.pack_sequential(lengths[lengths <= 32_768], 32_768)
+    chosen = libra.place_packs(packs.workloads[:64], 4)[0]
+    plan = plan_pool(
+        [packs.cu_seqlens(int(pack)) for pack in chosen],
+        cp_size=4,
+        config=PoolConfig(pool_size=4, ranks_per_node=4, backward=backward),
+        heads=HeadShape(32, 8, 128),
+    )
+    check(plan)
+    needs, heads, lanes = plan.needs, plan.heads, plan.lanes
+    rows = np.bincount(
+        needs.worker, np.where(needs.resident, 0, needs.length), minlength=plan.workers
+    )
+    held = rows * lanes.kv_heads * (heads.dim + heads.value_dim) * heads.bytes
+    assert pool_tally(plan).fetched_kv.tolist() == held.tolist()
