@@ -50,11 +50,11 @@ def attend_by_plan(rank: int, world_size: int, case: Case, plan: PoolPlan) -> li
 class SpoiltWorkspace(Workspace):
     """A workspace in which earlier calls left nothing that a later one could use."""
 
-    def open(self, device: torch.device, dtype: torch.dtype, elements: int) -> Space:
+    def open(self, device: torch.device, *parts: tuple[torch.dtype, int]) -> list[Space]:
         """Room that holds no number."""
-        space = super().open(device, dtype, elements)
-        super().open(device, dtype, elements).take(elements).fill_(torch.nan)
-        return space
+        for space, (_, elements) in zip(super().open(device, *parts), parts, strict=True):
+            space.take(elements).fill_(torch.nan)
+        return super().open(device, *parts)
 
 
 def check(case: Case) -> PoolPlan:

@@ -31,11 +31,10 @@ def check(plan: PoolPlan) -> None:
         assert apart[:, worker].tolist() == [assembly.apart for assembly in route.assembly]
         assert memory.kept[worker] == size * (mine.outputs + (0 if refetch else mine.fetched))
         forward = mine.forward + (mine.fetched if refetch else 0)
-        if size < 4:  # sums have a space of their own
-            workspace = size * max(forward, mine.backward) + 4 * mine.exact
-        else:
-            workspace = size * max(forward, mine.backward + mine.exact)
-        assert memory.workspace[worker] == workspace
+        backward = size * mine.backward + max(4, size) * mine.exact
+        assert memory.workspace[worker] == max(size * forward, backward)
+        alone = mine.forward + mine.fetched + mine.outputs
+        assert memory.workspace_without_gradients[worker] == size * alone
 
 
 @pytest.mark.usefixtures("eager_relays")

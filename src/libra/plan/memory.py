@@ -6,7 +6,8 @@
                  also return to if they are as wide; K and V that land in another order than they
                  are needed in; in backward also gradients, and sums of dK and dV in at least fp32
 
-A kernel's own copies come on top.
+Not counted: what a kernel takes for itself; the LSE, which any flash attention keeps; contiguous
+copies of q, k, v and dout that are not contiguous; index maps, which belong to the plan.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RouteMemory:
     forward: int
     """Workspace of the forward, without the three above."""
     backward: int
-    """Workspace of the backward in the dtype of the tensors, without those that were kept."""
+    """Workspace of the backward in the dtype of the tensors; what the forward kept is not in it."""
     exact: int
     """Workspace of the backward for sums, in at least fp32."""
     wide: tuple[int, int]
@@ -64,11 +65,12 @@ def route_memory(route: Route, heads: HeadShape, *, refetch: bool) -> RouteMemor
     fetched_q, fetched_kv = q_received * q_row, kv_rows * kv_row
     both_ways = q_row if q_row == o_row else q_row + o_row  # returns take the place of packed rows
     forward = q_sent * both_ways + (kv_sent + relay_sent + apart) * kv_row
-    backward = q_sent * both_ways + q_received * (q_row + o_row)
+    backward = q_sent * (q_row + o_row if refetch else both_ways)  # Q travels again, beside dO
+    backward += q_received * (q_row + o_row)
     backward += (kv_sent + kv_received + relay_sent + relay_received) * kv_row
     if refetch:
         backward += fetched_q + fetched_kv
-        backward += q_sent * q_row + (kv_sent + relay_sent + apart) * kv_row
+        backward += (kv_sent + relay_sent + apart) * kv_row
     exact, wide = kv_rows * kv_row, [_most_own(route), 0]
     if heads.bytes < 4:
         backward += apart * kv_row
@@ -98,7 +100,7 @@ def _largest(messages: tuple[Message, ...]) -> int:
 
 
 def _most_own(route: Route) -> int:
-    """Most own rows of a kv buffer whose sums are not the last of the buffer."""
+    """Most own rows of a kv buffer whose rows land apart: their sums lie anywhere in it."""
     return max((len(each.own) for each in route.assembly if each.apart), default=0)
 
 
@@ -109,7 +111,9 @@ class PoolMemory:
     kept: IntArray
     """From a layer's forward to its backward, each layer."""
     workspace: IntArray
-    """For the calls of all layers, one at a time: enough for either pass."""
+    """For the calls of all layers, one at a time: enough for either pass of training."""
+    workspace_without_gradients: IntArray
+    """For forwards that no backward follows: nothing is kept, so all lies in the workspace."""
 
 
 def pool_memory(plan: PoolPlan) -> PoolMemory:
@@ -129,22 +133,23 @@ def pool_memory(plan: PoolPlan) -> PoolMemory:
     both_ways = q_row if q_row == o_row else q_row + o_row
     dispatched = (kv_sent + apart_rows) * kv_row
     forward = q_sent * both_ways + dispatched + refetch * fetched
-    backward = q_sent * both_ways + q_received * (q_row + o_row)
-    backward += (kv_sent + kv_received) * kv_row
-    backward += refetch * (fetched + dispatched + q_sent * q_row)
-    exact, own = kv_rows * kv_row, _own_rows(plan, apart)
-    wider = lanes.kv_heads * max(heads.dim, heads.value_dim)
-    if heads.bytes >= 4:
-        exact += own * wider
-        workspace = np.maximum(forward, backward + exact) * heads.bytes
-    else:
+    backward = q_sent * (q_row + o_row if refetch else both_ways) + q_received * (q_row + o_row)
+    backward += (kv_sent + kv_received) * kv_row + refetch * (fetched + dispatched)
+    exact, wide = kv_rows * kv_row, _own_rows(plan, apart)
+    if heads.bytes < 4:
         largest, relayed = kv.max(axis=(1, 3))
         backward += apart_rows * kv_row
         exact += plan.geometry.rows * heads.kv * (heads.dim + heads.value_dim)
-        exact += (np.maximum(own, largest) + relayed) * wider
-        workspace = np.maximum(forward, backward) * heads.bytes + 4 * exact
+        wide = np.maximum(wide, largest) + relayed
+    exact += wide * lanes.kv_heads * max(heads.dim, heads.value_dim)
+    both = backward * heads.bytes + exact * max(4, heads.bytes)
     kept = outputs if refetch else fetched + outputs
-    return PoolMemory(kept=kept * heads.bytes, workspace=workspace)
+    alone = q_sent * both_ways + dispatched + fetched + outputs
+    return PoolMemory(
+        kept=kept * heads.bytes,
+        workspace=np.maximum(forward * heads.bytes, both),
+        workspace_without_gradients=alone * heads.bytes,
+    )
 
 
 def _apart_rows(plan: PoolPlan, apart: NDArray[np.bool_]) -> IntArray:

@@ -43,7 +43,7 @@ class Landing:
 class Inbound:
     """A chunk's transfers under way."""
 
-    keys: list[Landing]
+    landings: list[Landing]
     """K, then V; empty if the chunk brings none."""
     flights: list[Flight]
     """Those of K and V come first."""
@@ -74,7 +74,8 @@ class Exchange:
     space: Space
     """For what is under way."""
     packed: dict[int, torch.Tensor] = field(default_factory=dict)
-    """What was sent the way of each chunk's queries: its place is free for what returns."""
+    """What was sent last the way of each chunk's queries.  Each worker's rows are free for those
+    that it returns, for it has received them."""
 
     def fetch(
         self,
@@ -97,7 +98,7 @@ class Exchange:
                     buffer_RW = lane_rows(buffer[chunk], lanes.kv_heads)
                     apart = assembly.order is not None
                     landed_RW = self.space.take(*buffer_RW.shape) if apart else buffer_RW
-                    inbound.keys.append(Landing(local_XW, landed_RW, buffer_RW))
+                    inbound.landings.append(Landing(local_XW, landed_RW, buffer_RW))
                     if kv.moves:
                         into_RW = landed_RW[: kv.received]
                         inbound.flights.append(self._dispatch(kv, local_XW, into_RW))
@@ -124,12 +125,12 @@ class Exchange:
             with stage("wait"):
                 for flight in now.flights:
                     flight.wait()
-        for keys in now.keys:
+        for landing in now.landings:
             if assembly.own is not None:
-                last_RW = keys.landed_RW[assembly.rows - len(assembly.own) :]
-                torch.index_select(keys.local_XW, 0, assembly.own, out=last_RW)
+                last_RW = landing.landed_RW[assembly.rows - len(assembly.own) :]
+                torch.index_select(landing.local_XW, 0, assembly.own, out=last_RW)
             if assembly.order is not None:
-                torch.index_select(keys.landed_RW, 0, assembly.order, out=keys.buffer_RW)
+                torch.index_select(landing.landed_RW, 0, assembly.order, out=landing.buffer_RW)
         after = chunk + 1
         if after < self.program.chunks and self.program.blocks[after]:
             self._pass_on(after, inbound[after])
@@ -146,11 +147,11 @@ class Exchange:
         if not second.moves:
             return
         until = first.received + second.received
-        with stage("relay"), aside(self.program.aside):
-            for keys, flight in zip(inbound.keys, inbound.flights[:2], strict=True):
+        with stage("relay"), aside(self.program.relay_stream):
+            for landing, flight in zip(inbound.landings, inbound.flights[:2], strict=True):
                 flight.wait()
-                into_RW = keys.landed_RW[first.received : until]
-                inbound.flights.append(self._dispatch(second, keys.landed_RW, into_RW))
+                into_RW = landing.landed_RW[first.received : until]
+                inbound.flights.append(self._dispatch(second, landing.landed_RW, into_RW))
 
     def post_return(self, chunk: int, rows: torch.Tensor, local: torch.Tensor) -> list[Return]:
         """Post `rows` [R, N, E], computed for others, back to those who sent the queries; what

@@ -21,7 +21,7 @@ from libra.runtime.exchange import Exchange, Return
 from libra.runtime.gradients import Homeward, Partial, Sum
 from libra.runtime.program import Program
 from libra.runtime.stages import stage
-from libra.runtime.workspace import Space, Workspace
+from libra.runtime.workspace import Workspace
 
 Tensor = torch.Tensor
 
@@ -46,9 +46,9 @@ def forward(
     q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
     heads, memory = program.heads, program.memory
     keep_fetched = keep and not program.refetch
-    in_turn = memory.forward
-    in_turn += (0 if keep_fetched else memory.fetched) + (0 if keep else memory.outputs)
-    space = workspace.open(q_TND.device, q_TND.dtype, in_turn)
+    from_workspace = memory.forward
+    from_workspace += (0 if keep_fetched else memory.fetched) + (0 if keep else memory.outputs)
+    (space,) = workspace.open(q_TND.device, (q_TND.dtype, from_workspace))
 
     def buffer(kept: bool, elements: int) -> Tensor:
         return q_TND.new_empty(elements) if kept else space.take(elements)
@@ -121,7 +121,10 @@ def backward(
     q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
     dout_TNE = dout_TNE.contiguous()
     heads, memory = program.heads, program.memory
-    space, exact = _spaces(program, workspace, q_TND)
+    exact_dtype = _exact(q_TND.dtype)
+    exact, space = workspace.open(
+        q_TND.device, (exact_dtype, memory.exact), (q_TND.dtype, memory.backward)
+    )
     if program.refetch:
         fetched_flat = space.take(memory.fetched)
     fetched = fetched_chunks(fetched_flat, program)
@@ -131,9 +134,9 @@ def backward(
     dk_R, dv_R = kv_chunks(exact.take(memory.fetched_kv).zero_(), program)
     dq_TND = torch.empty_like(q_TND)
     _zero_padding(program, dq_TND)
-    if space is exact:
+    if exact_dtype == q_TND.dtype:
         dk_TND, dv_TNE = torch.zeros_like(k_TND), torch.zeros_like(v_TNE)
-    else:  # their results are narrower
+    else:  # the results are narrower
         dk_TND, dv_TNE = (exact.take(*local.shape).zero_() for local in (k_TND, v_TNE))
 
     def attend(chunk: int) -> None:
@@ -181,7 +184,7 @@ def backward(
             else:
                 returns.extend(homeward.send_home(partial))
 
-    early = program.idle_backward
+    early = program.idle_backward  # as in forward
     for chunk in range(early):
         post_returns(chunk)
     attend(LOCAL)
@@ -205,20 +208,6 @@ def backward(
 def _exact(dtype: torch.dtype) -> torch.dtype:
     """What sums and the LSE are kept in."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def _spaces(program: Program, workspace: Workspace, q_TND: Tensor) -> tuple[Space, Space]:
-    """Where a backward keeps what is under way, and its sums: one space where they have one
-    dtype.
-    """
-    memory, device, dtype = program.memory, q_TND.device, q_TND.dtype
-    if _exact(dtype) == dtype:
-        space = workspace.open(device, dtype, memory.backward + memory.exact)
-        return space, space
-    return (
-        workspace.open(device, dtype, memory.backward),
-        workspace.open(device, _exact(dtype), memory.exact),
-    )
 
 
 def _zero_padding(program: Program, rows: Tensor) -> None:

@@ -95,7 +95,7 @@ class Homeward:
         first, relay = self.program.kv[partial.buffer], self.program.relay[partial.buffer]
         if not first.moves:
             return []
-        with aside(None if partial.collected is None else self.program.aside):
+        with aside(None if partial.collected is None else self.program.relay_stream):
             if partial.collected is not None:
                 passed_on = self.program.assembly[partial.buffer].passed_on
                 rows = partial.collected.wait()

@@ -131,15 +131,19 @@ class Layout:
         """
         pool = self._pool
         self.calls += 1
-        problem = find_problem(
-            q_TND, k_TND, v_TNE, self.rows, self.tokens, pool.config, pool.membership.cp_size
-        ) or self._missing_kernel(q_TND.device)
+        problem = (
+            pool.broken
+            or find_problem(
+                q_TND, k_TND, v_TNE, self.rows, self.tokens, pool.config, pool.membership.cp_size
+            )
+            or self._missing_kernel(q_TND.device)
+        )
         facts: dict[str, object] = {"scale": scale, "grad": keep}
         if problem is None:
             facts |= describe(q_TND, k_TND, v_TNE)
         self._agree("attention", problem, facts)
         program = self._program(head_shape(q_TND, k_TND, v_TNE), q_TND.device)
-        with self._watch("the forward exchange"):
+        with pool.exchanging(), self._watch("the forward exchange"):
             return executor.forward(
                 program,
                 pool.groups.exchange,
@@ -176,9 +180,9 @@ class Layout:
         call's backward, or to the next layout, and all hear of it.
         """
         pool = self._pool
-        self._agree("attention's backward", None, {"call": call})
+        self._agree("attention's backward", pool.broken, {"call": call})
         program = self._program(head_shape(q_TND, k_TND, v_TNE), q_TND.device)
-        with self._watch("the backward exchange"):
+        with pool.exchanging(), self._watch("the backward exchange"):
             return executor.backward(
                 program,
                 pool.groups.exchange,
@@ -205,7 +209,7 @@ class Layout:
                 heads,
                 self._pool.kernel(device),
                 device,
-                self._pool.aside(device),
+                self._pool.relay_stream(device),
                 refetch=self._pool.config.backward == "refetch",
             )
         return self._programs[key]

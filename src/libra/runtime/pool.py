@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import numpy as np
@@ -71,6 +72,8 @@ class SequencePool:
             self._meter,
         )
         self.workspace = Workspace()
+        self.broken: str | None = None
+        """Why no rank can go on with this pool, once a call ended midway on this one."""
         self._heads = [] if heads is None else [heads]
         self._kernel_chosen = kernel
         self._kernels: dict[torch.device, Kernel] = {}
@@ -105,7 +108,8 @@ class SequencePool:
             None,
         )
         with naming_lost_ranks("layout", self.membership.ranks):
-            agree(self.groups.agreement, "layout", problem, {"tokens": length, **self._settings()})
+            facts = {"tokens": length, **self._settings()}
+            agree(self.groups.agreement, "layout", self.broken or problem, facts)
             place, digest = 0, 0
             if ahead is not None:
                 place, digest = self._ahead.index(ahead) + 1, ahead.digest
@@ -153,7 +157,22 @@ class SequencePool:
         if heads not in self._heads:
             self._heads.append(heads)
 
-    def aside(self, device: torch.device) -> torch.cuda.Stream | None:
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Surrounds the messages of a call.  One that raises leaves some under way: what they still
+        write is let go, and later calls are refused on every rank, for the ranks are out of step.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self.workspace.release()
+            self.broken = (
+                f"an attention call ended midway ({type(error).__name__}: {error}) and left "
+                "messages of this pool under way; make a new pool, with groups of its own"
+            )
+            raise
+
+    def relay_stream(self, device: torch.device) -> torch.cuda.Stream | None:
         """The stream in which this pool's relays work, made once a device; None on a CPU."""
         if device.type != "cuda":
             return None

@@ -64,7 +64,7 @@ class Program:
     """Whether the backward fetches Q, K and V again."""
     memory: RouteMemory
     """Elements that a call takes."""
-    aside: torch.cuda.Stream | None
+    relay_stream: torch.cuda.Stream | None
     """Where rows are passed on, beside the work of the current stream; None has them wait there."""
     q_starts: tuple[int, ...]
     """Rows of the q buffers before each chunk, and of all."""
@@ -86,7 +86,7 @@ class Program:
 
     def launches_of(self, chunk: int) -> tuple[DeviceLaunch, ...]:
         """Kernel calls that run once `chunk` has arrived; LOCAL: at once."""
-        return self.launches[chunk - LOCAL]
+        return self.launches[chunk - LOCAL]  # LOCAL is -1
 
 
 def make_program(
@@ -94,11 +94,11 @@ def make_program(
     heads: HeadShape,
     kernel: Kernel,
     device: torch.device,
-    aside: torch.cuda.Stream | None = None,
+    relay_stream: torch.cuda.Stream | None = None,
     *,
     refetch: bool = False,
 ) -> Program:
-    """Prepare `route` for `device`; relays pass rows on in the stream `aside`, and `refetch` has
+    """Prepare `route` for `device`; relays pass rows on in `relay_stream`, and `refetch` has
     the backward fetch Q, K and V again.
     """
     chunks = range(len(route.q))
@@ -115,7 +115,7 @@ def make_program(
             )
         )
         at += size
-    blocks = tuple(hop_blocks(relay, aside) for relay in route.relay)
+    blocks = tuple(hop_blocks(relay, relay_stream) for relay in route.relay)
     read = [n for n in chunks if route.kv[n].moves or route.assembly[n].rows]
     returns = tuple(tuple(n for n in read if route.kv_done[n] == chunk) for chunk in chunks)
     return Program(
@@ -133,7 +133,7 @@ def make_program(
         padding=_index(route.padding, device),
         refetch=refetch,
         memory=route_memory(route, heads, refetch=refetch),
-        aside=aside,
+        relay_stream=relay_stream,
         q_starts=_starts([message.received for message in route.q]),
         kv_starts=_starts([assembly.rows for assembly in route.assembly]),
         kv_returns=returns,
@@ -143,9 +143,9 @@ def make_program(
     )
 
 
-def hop_blocks(relay: Message, aside: torch.cuda.Stream | None) -> bool:
+def hop_blocks(relay: Message, relay_stream: torch.cuda.Stream | None) -> bool:
     """Whether a message of the second hop keeps the thread waiting for the first."""
-    return aside is None and relay.moves
+    return relay_stream is None and relay.moves
 
 
 def _starts(rows: list[int]) -> tuple[int, ...]:

@@ -39,30 +39,41 @@ def piece(flat: torch.Tensor, start: int, shape: tuple[int, ...]) -> torch.Tenso
 class Workspace:
     """Memory that the calls of one pool use in turn, layer after layer, and give back at the end.
 
-    A call waits, in its stream, for all transfers that touch what it took; the next call in that
-    stream may begin anew.  Each stream has its own.
+    A call waits, in its stream, for all transfers that touch what it took, so the next call in that
+    stream may begin anew; one that raises does not, and has to `release` it.  Each stream has its
+    own.
     """
 
     def __init__(self) -> None:
-        self._flat: dict[tuple[torch.device, int, torch.dtype], torch.Tensor] = {}
+        self._bytes: dict[tuple[torch.device, int], torch.Tensor] = {}
 
-    def open(self, device: torch.device, dtype: torch.dtype, elements: int) -> Space:
-        """Room for `elements`, which no earlier call of this stream uses any longer."""
+    def open(self, device: torch.device, *parts: tuple[torch.dtype, int]) -> list[Space]:
+        """Room for so many elements of each dtype, wider dtypes first, which no earlier call of
+        this stream uses any longer.
+        """
         stream = torch.cuda.current_stream(device).stream_id if device.type == "cuda" else 0
-        key = device, stream, dtype
-        flat = self._flat.get(key)
-        if flat is None or len(flat) < elements:
-            self._flat.pop(key, None)
+        nbytes = sum(dtype.itemsize * elements for dtype, elements in parts)
+        flat = self._bytes.get((device, stream))
+        if flat is None or len(flat) < nbytes:
+            self._bytes.pop((device, stream), None)
             flat = None  # freed first: never hold both
             with torch.inference_mode(False):  # a later call may record gradients
-                flat = self._flat[key] = torch.empty(elements, dtype=dtype, device=device)
-        return Space(flat)
+                flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            self._bytes[device, stream] = flat
+        spaces, start = [], 0
+        for dtype, elements in parts:
+            stop = start + dtype.itemsize * elements
+            spaces.append(Space(flat[start:stop].view(dtype)))
+            start = stop
+        return spaces
 
     def release(self) -> None:
-        """Give the memory back; a later call takes it anew."""
-        self._flat.clear()
+        """Let go of the memory, to which transfers that are under way still hold; a later call
+        takes it anew.
+        """
+        self._bytes.clear()
 
     @property
     def nbytes(self) -> int:
         """Bytes it holds."""
-        return sum(flat.nbytes for flat in self._flat.values())
+        return sum(flat.nbytes for flat in self._bytes.values())

@@ -56,6 +56,7 @@ def figures_as_json(figures: PlanFigures) -> dict[str, Any]:
             },
             "kept": figures.memory.kept.tolist(),
             "workspace": figures.memory.workspace.tolist(),
+            "workspace_without_gradients": figures.memory.workspace_without_gradients.tolist(),
             "segments": tally.segments.tolist(),
             "launches": tally.launches.tolist(),
         },
