@@ -1,4 +1,4 @@
-"""Rank pools of the test session: started by the first test that asks, closed at the end."""
+"""Rank pools of these tests: started by the first that asks, closed behind the last."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from tests.distributed.ranks import RankPool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ranks2() -> Iterator[RankPool]:
     """Two gloo processes, kept alive between cases."""
     with RankPool(2) as pool:
         yield pool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ranks4() -> Iterator[RankPool]:
     """Four gloo processes, kept alive between cases."""
     with RankPool(4) as pool:

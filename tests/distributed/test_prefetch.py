@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import libra
-from tests.distributed.cases import make_pool
+from tests.distributed.cases import make_mesh, make_pool
 from tests.distributed.ranks import RankPool
 from tests.distributed.refusals import tensors
 
@@ -68,3 +68,24 @@ def test_ranks_that_prefetch_out_of_step_fall_back_to_gathering(
     ((_, gathered), _) = ranks2.run(digests, [], known)
     outcomes = ranks2.run_each(digests, [(first, known), (second, known)], timeout=20)
     assert [plans for _, plans in outcomes] == [gathered, gathered]
+
+
+def far_ahead(rank: int, world_size: int) -> int:
+    """Backwards behind their layouts, of which more are planned ahead than may be under way."""
+    mesh, groups = make_mesh(world_size, 1), make_pool(world_size, 1, CONFIG).groups
+    pool = libra.SequencePool(mesh, CONFIG, heads=HEADS, groups=groups, live_layouts=2)
+    for packs in PACKS * 2:
+        pool.prefetch(packs, tokens=16)
+    under_way = []
+    for packs in PACKS * 2:
+        with pool.layout(packs[rank], tokens=16):
+            under_way.append(libra.libra_attention(*tensors()).sum())
+        if len(under_way) == 2:
+            under_way.pop(0).backward()
+    under_way.pop().backward()
+    pool.close()
+    return len(pool._ahead)
+
+
+def test_any_number_may_be_planned_ahead_of_those_under_way(ranks2: RankPool) -> None:
+    assert ranks2.run(far_ahead) == [0, 0]

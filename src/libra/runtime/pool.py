@@ -119,7 +119,9 @@ class SequencePool:
                 place = len(self._ahead)
                 ahead = None
             del self._ahead[:place]
-            return ahead or self._make(self._gather_bounds(own), length)
+            begun = ahead or self._make(self._gather_bounds(own), length)
+        self._live.append(begun)  # not before: any number may be planned ahead
+        return begun
 
     def prefetch(
         self,
@@ -195,7 +197,6 @@ class SequencePool:
             tokens, cp_size, self.membership.worker % cp_size, self.config.shard_layout
         )
         layout = Layout(self, bounds, tokens, len(rows))
-        self._live.append(layout)
         for heads in self._heads:
             layout.start_planning(heads)
         return layout
