@@ -73,7 +73,11 @@ class Args:
         if self.table is not None:
             check_suffix(self.table)
         if self.worlds is not None and min(self.worlds, default=0) < 2:
-            raise ValueError(f"--worlds is {self.worlds}; give numbers of at least 2")
+            given = " ".join(map(str, self.worlds))
+            raise ValueError(f"--worlds is {given}; give numbers of at least 2")
+        for name, path in (("json", self.json), ("table", self.table)):
+            if path is not None and not path.parent.is_dir():
+                raise ValueError(f"--{name} {path}: there is no folder {path.parent}; make it")
         if self.repeats is not None and self.repeats < 1:
             raise ValueError(f"--repeats is {self.repeats}; give a number of at least 1")
 
@@ -142,6 +146,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "skipped: no CUDA device is usable here; --device cpu runs the same checks on the CPU"
         )
         return 0
+    if args.kernel is not None:
+        try:
+            kernel_for(torch.device(args.device), args.kernel)
+        except ValueError as error:
+            print(f"--kernel: {error}")
+            return 2
     begun, size, console = time.perf_counter(), SIZES[args.device], Console()
     size = replace(size, repeats=args.repeats or size.repeats)
     torch.set_num_threads(1)

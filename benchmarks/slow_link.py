@@ -88,8 +88,10 @@ class Args:
             raise ValueError(f"--ranks is {self.ranks}; choose 2 to 4")
         if not self.chunks or min(self.chunks) < 1 or self.heads % max(self.chunks):
             raise ValueError(f"--chunks {self.chunks} must divide --heads {self.heads}")
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ValueError(f"--kv-heads is {self.kv_heads}; it must divide --heads {self.heads}")
         if any(value <= 0 for value in (*self.shares, *self.rates)):
-            raise ValueError("--shares and --rates must be > 0")
+            raise ValueError(f"--shares {self.shares} and --rates {self.rates} must be > 0")
         if self.repeats < 1 or self.light_sample < 1 or self.tokens < self.light_sample:
             raise ValueError("--repeats, --light-sample must be >= 1 and --tokens no shorter")
         if not 0 <= self.nice <= 19:

@@ -27,8 +27,8 @@ class PoolConfig:
     """
 
     block_size: int = 4096
-    """B: most query tokens in one tile.  Smaller balances better; larger needs fewer kernel
-    segments.
+    """B: most query tokens in one tile.  Smaller balances better (`paper`; `surplus` cuts at any
+    row); larger needs fewer kernel segments.
     """
 
     head_shards: int = 1

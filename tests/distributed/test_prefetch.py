@@ -70,6 +70,22 @@ def test_ranks_that_prefetch_out_of_step_fall_back_to_gathering(
     assert [plans for _, plans in outcomes] == [gathered, gathered]
 
 
+def planned_ahead(rank: int, world_size: int) -> list[bool]:
+    """Whether prefetched layouts are planned once the first call has told the head shape."""
+    pool = make_pool(world_size, 1, CONFIG)
+    for packs in PACKS:
+        pool.prefetch(packs, tokens=16)
+    with pool.layout(PACKS[0][rank], tokens=16):
+        libra.libra_attention(*tensors()).sum().backward()
+    planned = [HEADS in layout._planned for layout in pool._ahead]
+    pool.close()
+    return planned
+
+
+def test_the_first_call_starts_the_plans_of_all_that_was_prefetched(ranks2: RankPool) -> None:
+    assert ranks2.run(planned_ahead) == [[True, True]] * 2
+
+
 def far_ahead(rank: int, world_size: int) -> int:
     """Backwards behind their layouts, of which more are planned ahead than may be under way."""
     mesh, groups = make_mesh(world_size, 1), make_pool(world_size, 1, CONFIG).groups

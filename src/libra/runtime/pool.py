@@ -153,11 +153,13 @@ class SequencePool:
         self.workspace.release()
 
     def remember(self, heads: HeadShape) -> None:
-        """Plan coming layouts for this head shape too, without waiting for their first attention
-        call.
+        """Plan coming layouts for this head shape too, those that were prefetched first, without
+        waiting for their first attention call.
         """
         if heads not in self._heads:
             self._heads.append(heads)
+            for layout in self._ahead:
+                layout.start_planning(heads)
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
