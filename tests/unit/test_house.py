@@ -85,7 +85,7 @@ def test_the_package_neither_reads_nor_sends_pickles() -> None:
     [
         ("see /wo" + "rk/x", True),
         ("--index https://py" + "pi.org/simple", True),
-        ("out/work/x", False),
+        ("out/wo" + "rk/x", False),
         ("https://host/home/page", False),
         ("a/b", False),
     ],

@@ -13,11 +13,13 @@ copies of q, k, v and dout that are not contiguous; index maps, which belong to 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from libra.config import HeadShape
+from libra.plan.lanes import Lanes
 from libra.plan.messages import Message, lands_apart
 from libra.plan.plan import PoolPlan
 from libra.plan.route import Route
@@ -26,82 +28,111 @@ from libra.plan.tally import fetched_kv_rows, moved_q_rows
 IntArray = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteMemory:
-    """Elements that one worker's calls take."""
+Count = TypeVar("Count", int, IntArray)
+"""Of one worker, or of every worker, [workers]."""
 
-    fetched_q: int
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counts(Generic[Count]):
+    """Lane rows over all chunks, of q lanes and kv lanes."""
+
+    rows: Count
+    """Local rows."""
+    q_sent: Count
+    q_received: Count
+    kv_sent: Count
+    """To those who need them and to relays, and by relays."""
+    kv_received: Count
+    kv_rows: Count
+    """Rows of the kv buffers."""
+    apart: Count
+    """Those of buffers outside which rows land first."""
+    own: Count
+    """Most own rows of such a buffer: their sums lie anywhere in it."""
+    largest: Count
+    """Most K and V rows to one worker at once: gradients are widened one worker at a time."""
+    largest_relayed: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallMemory(Generic[Count]):
+    """Elements that calls take."""
+
+    fetched_q: Count
     """Q of others."""
-    fetched_kv: int
+    fetched_kv: Count
     """K and V of samples that lie elsewhere in part or whole."""
-    outputs: int
+    outputs: Count
     """Outputs computed for others."""
-    forward: int
+    forward: Count
     """Workspace of the forward, without the three above."""
-    backward: int
+    backward: Count
     """Workspace of the backward in the dtype of the tensors; what the forward kept is not in it."""
-    exact: int
+    exact: Count
     """Workspace of the backward for sums, in at least fp32."""
-    wide: tuple[int, int]
+    wide: tuple[Count, Count]
     """The part of it in which gradients from one worker are widened, at holders and at relays."""
 
     @property
-    def fetched(self) -> int:
+    def fetched(self) -> Count:
         """Q, K and V from elsewhere."""
         return self.fetched_q + self.fetched_kv
 
 
-def route_memory(route: Route, heads: HeadShape, *, refetch: bool) -> RouteMemory:
+def route_memory(route: Route, heads: HeadShape, *, refetch: bool) -> CallMemory[int]:
     """What the executor takes for a route; `refetch` has the backward fetch Q, K and V again."""
-    lanes = route.lanes
+    hops, apart = (*route.kv, *route.relay), [each for each in route.assembly if each.apart]
+    counts = _Counts(
+        rows=route.rows,
+        q_sent=sum(_sent(message) for message in route.q),
+        q_received=sum(message.received for message in route.q),
+        kv_sent=sum(_sent(message) for message in hops),
+        kv_received=sum(message.received for message in hops),
+        kv_rows=sum(assembly.rows for assembly in route.assembly),
+        apart=sum(assembly.rows for assembly in apart),
+        own=max((len(assembly.own) for assembly in apart), default=0),
+        largest=max(int(message.send_counts.max(initial=0)) for message in route.kv),
+        largest_relayed=max(int(message.send_counts.max(initial=0)) for message in route.relay),
+    )
+    return _call_memory(counts, route.lanes, heads, refetch=refetch)
+
+
+def _sent(message: Message) -> int:
+    return int(message.send_counts.sum())
+
+
+def _call_memory(
+    counts: _Counts[Count], lanes: Lanes, heads: HeadShape, *, refetch: bool
+) -> CallMemory[Count]:
     q_row, o_row = lanes.heads * heads.dim, lanes.heads * heads.value_dim
     kv_row = lanes.kv_heads * (heads.dim + heads.value_dim)
-    q_sent, q_received = _rows(route.q)
-    kv_sent, kv_received = _rows(route.kv)
-    relay_sent, relay_received = _rows(route.relay)
-    kv_rows = sum(assembly.rows for assembly in route.assembly)
-    apart = sum(assembly.rows for assembly in route.assembly if assembly.apart)
-
-    fetched_q, fetched_kv = q_received * q_row, kv_rows * kv_row
-    both_ways = q_row if q_row == o_row else q_row + o_row  # returns take the place of packed rows
-    forward = q_sent * both_ways + (kv_sent + relay_sent + apart) * kv_row
-    backward = q_sent * (q_row + o_row if refetch else both_ways)  # Q travels again, beside dO
-    backward += q_received * (q_row + o_row)
-    backward += (kv_sent + kv_received + relay_sent + relay_received) * kv_row
-    if refetch:
-        backward += fetched_q + fetched_kv
-        backward += (kv_sent + relay_sent + apart) * kv_row
-    exact, wide = kv_rows * kv_row, [_most_own(route), 0]
-    if heads.bytes < 4:
-        backward += apart * kv_row
-        exact += route.rows * heads.kv * (heads.dim + heads.value_dim)
-        wide = [max(wide[0], _largest(route.kv)), _largest(route.relay)]
     wider = lanes.kv_heads * max(heads.dim, heads.value_dim)
-    return RouteMemory(
+    fetched_q, fetched_kv = counts.q_received * q_row, counts.kv_rows * kv_row
+    both_ways = q_row if q_row == o_row else q_row + o_row  # returns take the place of packed rows
+    dispatched = (counts.kv_sent + counts.apart) * kv_row
+    forward = counts.q_sent * both_ways + dispatched
+    backward = counts.q_received * (q_row + o_row)
+    backward = backward + (counts.kv_sent + counts.kv_received) * kv_row
+    if refetch:  # Q travels again, beside dO
+        backward = backward + counts.q_sent * (q_row + o_row)
+        backward = backward + fetched_q + fetched_kv + dispatched
+    else:
+        backward = backward + counts.q_sent * both_ways
+    exact, wide, wide_relayed = fetched_kv, counts.own * wider, counts.own * 0
+    if heads.bytes < 4:
+        backward = backward + counts.apart * kv_row
+        exact = exact + counts.rows * (heads.kv * (heads.dim + heads.value_dim))
+        wide = np.maximum(counts.own, counts.largest) * wider
+        wide_relayed = counts.largest_relayed * wider
+    return CallMemory(
         fetched_q=fetched_q,
         fetched_kv=fetched_kv,
-        outputs=q_received * o_row,
+        outputs=counts.q_received * o_row,
         forward=forward,
         backward=backward,
-        exact=exact + sum(wide) * wider,
-        wide=(wide[0] * wider, wide[1] * wider),
+        exact=exact + wide + wide_relayed,
+        wide=(wide, wide_relayed),
     )
-
-
-def _rows(messages: tuple[Message, ...]) -> tuple[int, int]:
-    """Rows that all chunks' messages send, and bring."""
-    sent = sum(int(message.send_counts.sum()) for message in messages)
-    return sent, sum(message.received for message in messages)
-
-
-def _largest(messages: tuple[Message, ...]) -> int:
-    """Most rows that go to one worker at once: their gradients are widened one worker at a time."""
-    return max(int(message.send_counts.max(initial=0)) for message in messages)
-
-
-def _most_own(route: Route) -> int:
-    """Most own rows of a kv buffer whose rows land apart: their sums lie anywhere in it."""
-    return max((len(each.own) for each in route.assembly if each.apart), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,54 +149,40 @@ class PoolMemory:
 
 def pool_memory(plan: PoolPlan) -> PoolMemory:
     """`route_memory` of all workers at once, in bytes."""
-    lanes, heads, workers = plan.lanes, plan.heads, plan.workers
+    lanes, workers, size = plan.lanes, plan.workers, plan.heads.bytes
     refetch = plan.config.backward == "refetch"
-    q_row, o_row = lanes.heads * heads.dim, lanes.heads * heads.value_dim
-    kv_row = lanes.kv_heads * (heads.dim + heads.value_dim)
-    q = moved_q_rows(plan)
-    kv = plan.kv_transfers.rows(workers, lanes.chunks)  # both hops
-    q_sent, q_received = (lanes.chunks * q.sum(axis=axis) for axis in (1, 0))
-    kv_sent, kv_received = (kv.sum(axis=(0, 1, axis)) for axis in (3, 2))
-    kv_rows, apart = fetched_kv_rows(plan), lands_apart(plan)
-    apart_rows = _apart_rows(plan, apart)
-
-    fetched, outputs = q_received * q_row + kv_rows * kv_row, q_received * o_row
-    both_ways = q_row if q_row == o_row else q_row + o_row
-    dispatched = (kv_sent + apart_rows) * kv_row
-    forward = q_sent * both_ways + dispatched + refetch * fetched
-    backward = q_sent * (q_row + o_row if refetch else both_ways) + q_received * (q_row + o_row)
-    backward += (kv_sent + kv_received) * kv_row + refetch * (fetched + dispatched)
-    exact, wide = kv_rows * kv_row, _own_rows(plan, apart)
-    if heads.bytes < 4:
-        largest, relayed = kv.max(axis=(1, 3))
-        backward += apart_rows * kv_row
-        exact += plan.geometry.rows * heads.kv * (heads.dim + heads.value_dim)
-        wide = np.maximum(wide, largest) + relayed
-    exact += wide * lanes.kv_heads * max(heads.dim, heads.value_dim)
-    both = backward * heads.bytes + exact * max(4, heads.bytes)
-    kept = outputs if refetch else fetched + outputs
-    alone = q_sent * both_ways + dispatched + fetched + outputs
+    q = moved_q_rows(plan) * lanes.chunks
+    kv = plan.kv_transfers.rows(workers, lanes.chunks)  # [hops, chunks, workers, workers]
+    buffers, apart = fetched_kv_rows(plan), lands_apart(plan)
+    largest, largest_relayed = kv.max(axis=(1, 3))
+    counts = _Counts(
+        rows=plan.geometry.rows,
+        q_sent=q.sum(axis=1),
+        q_received=q.sum(axis=0),
+        kv_sent=kv.sum(axis=(0, 1, 3)),
+        kv_received=kv.sum(axis=(0, 1, 2)),
+        kv_rows=buffers.sum(axis=0),
+        apart=np.where(apart, buffers, 0).sum(axis=0),
+        own=np.where(apart, _own_rows(plan), 0).max(axis=0),
+        largest=largest,
+        largest_relayed=largest_relayed,
+    )
+    memory = _call_memory(counts, lanes, plan.heads, refetch=refetch)
+    kept = memory.outputs if refetch else memory.fetched + memory.outputs
+    everything = memory.forward + memory.fetched + memory.outputs
+    forward = (memory.forward + memory.fetched if refetch else memory.forward) * size
+    backward = memory.backward * size + memory.exact * max(4, size)
     return PoolMemory(
-        kept=kept * heads.bytes,
-        workspace=np.maximum(forward * heads.bytes, both),
-        workspace_without_gradients=alone * heads.bytes,
+        kept=kept * size,
+        workspace=np.maximum(forward, backward),
+        workspace_without_gradients=everything * size,
     )
 
 
-def _apart_rows(plan: PoolPlan, apart: NDArray[np.bool_]) -> IntArray:
-    """kv lane rows that land outside their buffer first, [workers]."""
-    needs = plan.needs
-    there = np.flatnonzero(~needs.resident)
-    there = there[apart[needs.chunk[there], needs.worker[there]]]
-    rows = np.zeros(plan.workers, dtype=np.int64)
-    np.add.at(rows, needs.worker[there], needs.length[there])
-    return rows
-
-
-def _own_rows(plan: PoolPlan, apart: NDArray[np.bool_]) -> IntArray:
-    """`_most_own` of every worker, [workers]."""
+def _own_rows(plan: PoolPlan) -> IntArray:
+    """kv lane rows of each kv buffer that its worker holds itself, [chunks, workers]."""
     moves = plan.kv_transfers
     own = np.flatnonzero(moves.source == moves.destination)
-    rows = np.zeros(apart.shape, dtype=np.int64)
+    rows = np.zeros((plan.lanes.chunks, plan.workers), dtype=np.int64)
     np.add.at(rows, (moves.chunk[own], moves.destination[own]), moves.length[own])
-    return np.asarray(np.where(apart, rows, 0).max(axis=0))
+    return rows

@@ -101,7 +101,7 @@ def pool_tally(plan: PoolPlan, work: Work | None = None) -> PoolTally:
         backward_collected=back_collected,
         backward_returned=back_returned,
         fetched_q=received * q_row,
-        fetched_kv=fetched_kv_rows(plan) * kv_row,
+        fetched_kv=fetched_kv_rows(plan).sum(axis=0) * kv_row,
         remote_o=received * o_row,
         segments=np.bincount(work.worker, minlength=workers),
         launches=_launches(work, plan),
@@ -112,7 +112,8 @@ def held_for_others(plan: PoolPlan) -> IntArray:
     """`PoolTally.extra_memory` without the rest of a tally, int64 [workers]."""
     kv_row = plan.lanes.kv_heads * (plan.heads.dim + plan.heads.value_dim) * plan.heads.bytes
     queries, _, outputs = plan.traffic
-    return np.asarray(queries.sum(axis=0) + outputs.sum(axis=1) + fetched_kv_rows(plan) * kv_row)
+    keys = fetched_kv_rows(plan).sum(axis=0) * kv_row
+    return np.asarray(queries.sum(axis=0) + keys + outputs.sum(axis=1))
 
 
 def moved_q_rows(plan: PoolPlan) -> IntArray:
@@ -127,12 +128,12 @@ def moved_q_rows(plan: PoolPlan) -> IntArray:
 
 
 def fetched_kv_rows(plan: PoolPlan) -> IntArray:
-    """kv lane rows in each worker's kv buffers, [workers]: all rows of its needs, own ones
-    included, unless they lie side by side with it anyway.
+    """kv lane rows in each kv buffer of each worker, [chunks, workers]: all rows of its needs, own
+    ones included, unless they lie side by side with it anyway.
     """
-    needs = plan.needs
-    rows = np.zeros(plan.workers, dtype=np.int64)
-    np.add.at(rows, needs.worker, np.where(needs.resident, 0, needs.length))
+    needs, fetched = plan.needs, np.flatnonzero(~plan.needs.resident)
+    rows = np.zeros((plan.lanes.chunks, plan.workers), dtype=np.int64)
+    np.add.at(rows, (needs.chunk[fetched], needs.worker[fetched]), needs.length[fetched])
     return rows
 
 

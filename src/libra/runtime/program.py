@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from libra.config import HeadShape
-from libra.plan.memory import RouteMemory, route_memory
+from libra.plan.memory import CallMemory, route_memory
 from libra.plan.messages import Message
 from libra.plan.route import LOCAL, Assembly, Route
 from libra.runtime.kernels.segments import Kernel
@@ -62,7 +62,7 @@ class Program:
     padding: torch.Tensor | None
     refetch: bool
     """Whether the backward fetches Q, K and V again."""
-    memory: RouteMemory
+    memory: CallMemory[int]
     """Elements that a call takes."""
     relay_stream: torch.cuda.Stream | None
     """Where rows are passed on, beside the work of the current stream; None has them wait there."""
