@@ -102,7 +102,7 @@ def main(args: Args) -> int:
 def command(chosen: Set, ranks: int) -> list[str]:
     """The whole command line."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launcher += ["--nproc-per-node", str(ranks), "-m", "libra.cli"]
+    launcher += ["--nproc-per-node", str(ranks), "-m", "libra.cli.main"]
     words = chosen.words.format(ranks=ranks).split()
     return [*launcher, "bench", "attention", LENGTHS, "--device", "cpu", *words]
 

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from libra.placement import imbalance, place_packs, pool_loads
-from libra.refinement import refine_pools
+from libra.data.refinement import refine_pools
+from libra.data.vrsp import imbalance, place_packs, pool_loads
 from libra.simulate.windows import WindowReader
 
 IntArray = NDArray[np.int64]

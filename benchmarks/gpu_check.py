@@ -43,11 +43,11 @@ from benchmarks.gpu.layers import (
     layer_overhead,
 )
 from benchmarks.gpu.stopwatch import Watched
+from libra.cost.kernel_table import KernelTable
+from libra.cost.table_file import check_suffix, write_kernel_table
 from libra.runtime.kernels import kernel_for, kernel_names
 from libra.runtime.measure import Repeats, find_machine
 from libra.simulate.calibrate import Grid, measure_table
-from libra.simulate.cost.kernel_table import KernelTable
-from libra.simulate.cost.table_file import check_suffix, write_kernel_table
 
 SEGMENTS = (1, 8, 64, 512)
 
@@ -226,7 +226,7 @@ def check_kernels(
 
 def run_ranks(world: int, args: Args, size: Size) -> dict[str, Any]:
     """Several ranks on the one device; what rank 0 found, or how they failed."""
-    program = Path(__file__).parent / "gpu" / "rank.py"
+    device_plan = Path(__file__).parent / "gpu" / "rank.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
@@ -247,7 +247,7 @@ def run_ranks(world: int, args: Args, size: Size) -> dict[str, Any]:
         try:
             for rank in range(world):
                 with open(place / f"{rank}.log", "w") as log:
-                    command = [sys.executable, str(program), "--rank", str(rank), *options]
+                    command = [sys.executable, str(device_plan), "--rank", str(rank), *options]
                     ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
             until = time.monotonic() + 120
             for started in ranks:
@@ -278,9 +278,9 @@ def check_overhead(device: torch.device, kernel: str | None, size: Size) -> list
             pool = libra.SequencePool(mesh, config, heads=size.heads, kernel=watched)
             tensors = draw(size.tokens, size.heads, device, size.dtypes[0], seed=0)
             for segments in SEGMENTS:
-                layout = pool.layout(equal_bounds(size.tokens, segments))
-                layout.plan(size.heads)
-                row = layer_overhead(layout, watched, tensors, repeats=size.repeats)
+                microbatch = pool.microbatch(equal_bounds(size.tokens, segments))
+                microbatch.plan(size.heads)
+                row = layer_overhead(microbatch, watched, tensors, repeats=size.repeats)
                 found.append({"segments": segments, **row})
             pool.close()
         finally:

@@ -84,8 +84,8 @@ def main() -> None:
     ratios = []
     for pack in [0, *range(args.packs)]:  # the first once more, as warm-up
         bounds = packs.cu_seqlens(pack)
-        with pool.layout(bounds) as layout:
-            assert not layout.plan().traffic.any()
+        with pool.microbatch(bounds) as microbatch:
+            assert not microbatch.plan().traffic.any()
             plain, ours = [], []
             for _ in range(args.repeats):
                 plain.append(seconds(partial(plain_attention, q, k, v, bounds.tolist())))

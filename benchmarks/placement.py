@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 import libra
-from libra.packing import Packs
-from libra.plan.bound import traffic_bound
+from libra.data.packing import Packs
 from libra.plan.limits import own_bytes
-from libra.plan.plan import PoolPlan, plan_pool
+from libra.plan.plan_pool import PoolPlan, plan_pool
+from libra.plan.traffic_bound import traffic_bound
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 

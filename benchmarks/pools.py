@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 import libra
-from libra.placement import contiguous_pools, imbalance, pool_loads
-from libra.refinement import distance_to_bound
+from libra.data.refinement import distance_to_bound
+from libra.data.vrsp import contiguous_pools, imbalance, pool_loads
 
 if __package__:
     from benchmarks.karmarkar_karp import equal_partitions

@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 import libra
-from libra.packing import Packs, pack_best_fit
-from libra.simulate.attention_time import AttentionTime
-from libra.simulate.cost import CLUSTERS, MODELS, Model, Parallelism, published_table
+from libra.cost import CLUSTERS, MODELS, Model, Parallelism, published_table
+from libra.cost.attention_time import AttentionTime
+from libra.data.packing import Packs, pack_best_fit
 from libra.simulate.scaling import select_packs
 from libra.simulate.schemes import SCHEMES, SchemeFigures, Setting, scheme_figures
 from libra.simulate.synthetic import CORPUS_1M, CORPUS_256K, LengthModel, generate_lengths

@@ -144,11 +144,11 @@ class Ranks:
 
     def start(self, args: Args) -> None:
         """Start every rank; they join their group at the first order."""
-        program = Path(__file__).parent / "slow" / "rank.py"
+        device_plan = Path(__file__).parent / "slow" / "rank.py"
         shapes = ("tokens", "light_sample", "heads", "kv_heads", "head_dim")
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "link0", "OMP_NUM_THREADS": "1"}
         for rank in range(args.ranks):
-            command = [sys.executable, str(program), "--rank", str(rank)]
+            command = [sys.executable, str(device_plan), "--rank", str(rank)]
             command += ["--world", str(args.ranks), "--store", f"{address(0)}:{PORT}"]
             for name in shapes:
                 command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
@@ -179,7 +179,7 @@ class Ranks:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run outside: check, then run this program again inside namespaces of its own."""
+    """Run outside: check, then run this device_plan again inside namespaces of its own."""
     args = tyro.cli(Args, args=arguments)
     if os.environ.get(INSIDE):
         measure(args)

@@ -185,11 +185,11 @@ def forward_backward(
 
     targets = (labels >= 0).sum()
     dist.all_reduce(targets)
-    with run.pool.layout(cu_seqlens, tokens=tokens) as layout:
+    with run.pool.microbatch(cu_seqlens, tokens=tokens) as microbatch:
         logits = model(torch.from_numpy(pack_ids[here]), positions)
         loss = F.cross_entropy(logits, labels, reduction="sum") / targets
         loss.backward()
-        plan = layout.plan()
+        plan = microbatch.plan()
     sum_gradients(model)
     total = loss.detach().double()
     dist.all_reduce(total)

@@ -25,7 +25,7 @@ settings.load_profile("libra")
 @pytest.fixture
 def short_relays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans made and used in this process may have relays for runs of any length."""
-    from libra.plan import relays
+    from libra.plan import kv_multicast as relays
 
     monkeypatch.setattr(relays, "FEWEST_ROWS", 1)
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.plan.messages import Message
-from libra.plan.plan import PoolPlan
-from libra.plan.route import Route, worker_route
-from libra.shards import local_positions
+from libra.data.cp_shards import local_positions
+from libra.plan.all_to_all import AllToAll
+from libra.plan.plan_pool import PoolPlan
+from libra.plan.rank_plan import RankPlan, make_rank_plan
 
 IntArray = NDArray[np.int64]
 
@@ -28,7 +28,7 @@ NOTHING = -1
 class Exchange:
     """What every worker holds after all chunks have arrived."""
 
-    routes: list[Route]
+    rank_plans: list[RankPlan]
     positions: list[IntArray]
     """Pool position of each local row, per worker."""
     q_local: list[IntArray]
@@ -36,11 +36,11 @@ class Exchange:
     k_local: list[IntArray]
     """[rows, key/value heads], per worker."""
     q_fetched: list[list[IntArray]]
-    """[received, heads of a lane], per worker and chunk."""
+    """[received, heads of a head_group], per worker and chunk."""
     k_arrived: list[list[IntArray]]
-    """[received, key/value heads of a lane], per worker and chunk."""
+    """[received, key/value heads of a head_group], per worker and chunk."""
     k_fetched: list[list[IntArray]]
-    """[rows of the kv buffer, key/value heads of a lane], per worker and chunk."""
+    """[rows of the kv buffer, key/value heads of a head_group], per worker and chunk."""
     q_traffic: IntArray
     """Query heads' rows from worker i to worker j, [workers, workers]."""
     k_traffic: IntArray
@@ -48,7 +48,7 @@ class Exchange:
 
 def exchange(plan: PoolPlan) -> Exchange:
     """Run a plan's messages between all its workers."""
-    routes = [worker_route(plan, worker) for worker in range(plan.workers)]
+    rank_plans = [make_rank_plan(plan, worker) for worker in range(plan.workers)]
     positions = []
     for worker in range(plan.workers):
         pack, rank = divmod(worker, plan.cp_size)
@@ -56,36 +56,36 @@ def exchange(plan: PoolPlan) -> Exchange:
         positions.append(rows + pack * plan.tokens)
     q_local = [at[:, None] * plan.heads.q + np.arange(plan.heads.q) for at in positions]
     k_local = [at[:, None] * plan.heads.kv + np.arange(plan.heads.kv) for at in positions]
-    q_fetched: list[list[IntArray]] = [[] for _ in routes]
-    k_arrived: list[list[IntArray]] = [[] for _ in routes]
-    k_fetched: list[list[IntArray]] = [[] for _ in routes]
+    q_fetched: list[list[IntArray]] = [[] for _ in rank_plans]
+    k_arrived: list[list[IntArray]] = [[] for _ in rank_plans]
+    k_fetched: list[list[IntArray]] = [[] for _ in rank_plans]
     q_traffic = np.zeros((plan.workers, plan.workers), dtype=np.int64)
     k_traffic = np.zeros_like(q_traffic)
     for chunk in range(plan.config.chunks):
-        lanes = plan.lanes
-        messages = [route.q[chunk] for route in routes]
-        arrived = all_to_all(messages, [rows.reshape(-1, lanes.heads) for rows in q_local])
-        q_traffic += np.stack([m.send_counts for m in messages]) * lanes.heads
+        head_groups = plan.head_groups
+        messages = [rank_plan.q[chunk] for rank_plan in rank_plans]
+        arrived = all_to_all(messages, [rows.reshape(-1, head_groups.heads) for rows in q_local])
+        q_traffic += np.stack([m.send_splits for m in messages]) * head_groups.heads
         for worker, rows in enumerate(arrived):
             q_fetched[worker].append(rows)
 
-        messages = [route.kv[chunk] for route in routes]
-        lane_rows = [rows.reshape(-1, lanes.kv_heads) for rows in k_local]
-        arrived = all_to_all(messages, lane_rows)
-        k_traffic += np.stack([m.send_counts for m in messages]) * lanes.kv_heads
-        messages = [route.relay[chunk] for route in routes]
+        messages = [rank_plan.kv[chunk] for rank_plan in rank_plans]
+        head_group_rows = [rows.reshape(-1, head_groups.kv_heads) for rows in k_local]
+        arrived = all_to_all(messages, head_group_rows)
+        k_traffic += np.stack([m.send_splits for m in messages]) * head_groups.kv_heads
+        messages = [rank_plan.relay[chunk] for rank_plan in rank_plans]
         passed_on = all_to_all(messages, arrived)
-        k_traffic += np.stack([m.send_counts for m in messages]) * lanes.kv_heads
+        k_traffic += np.stack([m.send_splits for m in messages]) * head_groups.kv_heads
         arrived = [np.concatenate(both) for both in zip(arrived, passed_on, strict=True)]
         for worker, rows in enumerate(arrived):
-            assembly = routes[worker].assembly[chunk]
-            landed = np.concatenate([rows, lane_rows[worker][assembly.own]])
-            buffer = np.full((assembly.rows, lanes.kv_heads), NOTHING, dtype=np.int64)
+            assembly = rank_plans[worker].assembly[chunk]
+            landed = np.concatenate([rows, head_group_rows[worker][assembly.own]])
+            buffer = np.full((assembly.rows, head_groups.kv_heads), NOTHING, dtype=np.int64)
             buffer[slice(None) if assembly.place is None else assembly.place] = landed
             k_arrived[worker].append(rows)
             k_fetched[worker].append(buffer)
     return Exchange(
-        routes=routes,
+        rank_plans=rank_plans,
         positions=positions,
         q_local=q_local,
         k_local=k_local,
@@ -97,15 +97,15 @@ def exchange(plan: PoolPlan) -> Exchange:
     )
 
 
-def all_to_all(messages: Sequence[Message], rows: Sequence[IntArray]) -> list[IntArray]:
+def all_to_all(messages: Sequence[AllToAll], rows: Sequence[IntArray]) -> list[IntArray]:
     """What each worker receives, ordered by sender; both sides must agree on every count."""
-    sent = np.stack([message.send_counts for message in messages])
-    expected = np.stack([message.recv_counts for message in messages])
+    sent = np.stack([message.send_splits for message in messages])
+    expected = np.stack([message.recv_splits for message in messages])
     assert np.array_equal(sent, expected.T)
     assert (np.diag(sent) == 0).all(), "what is local must not travel"
     assert {message.moves for message in messages} == {bool(sent.any())}
     parts = []
     for message, local in zip(messages, rows, strict=True):
-        assert len(message.send) == message.send_counts.sum()
-        parts.append(np.split(local[message.send], np.cumsum(message.send_counts)[:-1]))
+        assert len(message.send) == message.send_splits.sum()
+        parts.append(np.split(local[message.send], np.cumsum(message.send_splits)[:-1]))
     return [np.concatenate([part[worker] for part in parts]) for worker in range(len(messages))]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from libra.config import HeadShape, Placement, PoolConfig
-from libra.plan.plan import PoolPlan, plan_pool
+from libra.plan.plan_pool import PoolPlan, plan_pool
 
 # Exact in binary, so that a target that a load just meets is met in floats as in fractions.
 TOLERANCES = (0.0, 1 / 32, 0.25)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from libra.runtime.kernels.segments import Kernel, Segments
+from libra.runtime.kernels.interface import AttentionCall, Kernel
 
 POISON = 7.0
 """What outputs hold before: rows that no segment writes must still hold it."""
@@ -33,10 +33,10 @@ class Case:
     value_dim: int
 
     @property
-    def segments(self) -> Segments:
+    def segments(self) -> AttentionCall:
         """As kernels take them."""
         q_start, q_len, k_start, k_len, q_head, kv_head = np.array(self.rows, dtype=np.int64).T
-        return Segments(
+        return AttentionCall(
             q_start=q_start,
             q_len=q_len,
             k_start=k_start,
@@ -65,17 +65,17 @@ def whole_samples(lengths: tuple[int, ...], heads: int, kv_heads: int, dim: int)
 
 
 def blocks_of_lanes(length: int, block: int, dim: int, value_dim: int) -> Case:
-    """Late blocks of one sample at two lanes in turn, which read one prefix: key rows are shared,
+    """Late blocks of one sample at two head_groups in turn, which read one prefix: key rows are shared,
     head ranges differ, rows lie scattered.
     """
     rows, at = [], 3
     for index, stop in enumerate(range(length, block, -2 * block)):
-        lane = index % 2
-        rows.append((at, block, 5, stop, 2 * lane, lane))
+        head_group = index % 2
+        rows.append((at, block, 5, stop, 2 * head_group, head_group))
         at += block + 1
     rows.append((at, 1, 5, 1, 0, 0))  # a first token alone
     return Case(
-        name=f"blocks of {block} of {length} at two lanes, dims {dim}/{value_dim}",
+        name=f"blocks of {block} of {length} at two head_groups, dims {dim}/{value_dim}",
         rows=tuple(rows),
         heads=2,
         kv_heads=1,
@@ -131,7 +131,7 @@ def check_kernel(
 
 def _dense(
     case: Case,
-    segments: Segments,
+    segments: AttentionCall,
     q_TND: torch.Tensor,
     k_TND: torch.Tensor,
     v_TNE: torch.Tensor,

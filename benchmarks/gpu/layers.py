@@ -14,15 +14,15 @@ import torch
 
 import libra
 from benchmarks.gpu.stopwatch import Stopwatch, Watched
-from libra.runtime.layout import Layout
+from libra.runtime.microbatch import Microbatch
 
-PARTS = ("operator", "agree", "layout", "executor", "rows", "wait")
+PARTS = ("operator", "agree", "microbatch", "executor", "rows", "wait")
 """Host time outside kernels: autograd and the operator's dispatch; the ranks' agreement; checks and
 look-ups; buffers, padding and launching; packing, posting and placing rows; waiting for them."""
 
 
 def layer_overhead(
-    layout: Layout,
+    microbatch: Microbatch,
     watched: Watched,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     *,
@@ -41,7 +41,9 @@ def layer_overhead(
             leaf.grad = None
         watched.calls.clear()
         outputs: list[torch.Tensor] = []
-        note("forward", lambda: outputs.append(libra.libra_attention(q, k, v, layout=layout)))
+        note(
+            "forward", lambda: outputs.append(libra.libra_attention(q, k, v, microbatch=microbatch))
+        )
         ahead = list(watched.calls)
         watched.calls.clear()
         note("backward", lambda: outputs[0].backward(dout))
@@ -60,7 +62,7 @@ def layer_overhead(
     for way in ("forward", "backward"):
         pairs = zip(times[way], times[f"bare {way}"], strict=True)
         found[f"{way} extra"] = statistics.median(ours - bare for ours, bare in pairs)
-    found["parts"] = host_parts(layout, watched, tensors, repeats)
+    found["parts"] = host_parts(microbatch, watched, tensors, repeats)
     found["waits_for_device"] = waits_for_device(step, device)
     return found
 
@@ -81,7 +83,7 @@ def waits_for_device(step: Callable[[], None], device: torch.device) -> list[str
 
 
 def host_parts(
-    layout: Layout,
+    microbatch: Microbatch,
     watched: Watched,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     repeats: int,
@@ -94,7 +96,8 @@ def host_parts(
         for _ in range(repeats):
             watched.calls.clear()
             total += seconds(
-                lambda: libra.libra_attention(q, k, v, layout=layout).backward(dout), q.device
+                lambda: libra.libra_attention(q, k, v, microbatch=microbatch).backward(dout),
+                q.device,
             )
     own = dict(clock.own)
     parts = {name: own.pop(name, 0.0) for name in ("kernel", *PARTS[1:])}

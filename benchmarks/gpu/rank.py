@@ -66,8 +66,8 @@ def check_outputs(
     for chunks, backward in ((1, "retain"), (4, "retain"), (4, "refetch")):
         config = base.replace(chunks=chunks, backward=backward)
         pool = libra.SequencePool(mesh, config, heads=heads, kernel=args.kernel)
-        with pool.layout(bounds) as layout:
-            moved = float(layout.plan(heads).traffic.sum())
+        with pool.microbatch(bounds) as microbatch:
+            moved = float(microbatch.plan(heads).traffic.sum())
             out = libra.libra_attention(q, k, v)
             out.backward(dout)
         wait(device)
@@ -107,26 +107,26 @@ def check_planner(mesh: DeviceMesh, args: argparse.Namespace, dtype: torch.dtype
     def bounds(step: int) -> list[Any]:
         return [packs.cu_seqlens((step * world + replica) % len(packs)) for replica in range(world)]
 
-    def layers(layout: Any) -> None:
+    def layers(microbatch: Any) -> None:
         for _ in range(args.layers):
-            libra.libra_attention(q, k, v, layout=layout).backward(dout)
+            libra.libra_attention(q, k, v, microbatch=microbatch).backward(dout)
 
     cold, computed, waited = [], [], []
     for step in range(6):  # nothing is planned ahead; the first two warm up
         begun = time.perf_counter()
-        layout = pool.layout(bounds(step)[dist.get_rank()])
-        layout.plan(heads)
+        microbatch = pool.microbatch(bounds(step)[dist.get_rank()])
+        microbatch.plan(heads)
         cold.append(time.perf_counter() - begun)
-        layers(layout)
+        layers(microbatch)
     pool.prefetch(bounds(6))
     for step in range(6, 12):
         begun = time.perf_counter()
-        layout = pool.layout(bounds(step)[dist.get_rank()])
-        layout.plan(heads)
+        microbatch = pool.microbatch(bounds(step)[dist.get_rank()])
+        microbatch.plan(heads)
         waited.append(time.perf_counter() - begun)
         pool.prefetch(bounds(step + 1))
-        computed.append(seconds(partial(layers, layout), device))
-    pool.layout(bounds(12)[dist.get_rank()])
+        computed.append(seconds(partial(layers, microbatch), device))
+    pool.microbatch(bounds(12)[dist.get_rank()])
     pool.close()
     return {
         "samples": int(np.mean([len(cu) - 1 for cu in bounds(6)])),
@@ -151,9 +151,9 @@ def check_overhead(
         pool = libra.SequencePool(mesh, config, heads=heads, kernel=watched)
         # Rank 0's samples are all the longest that fit `samples`; the others' are shorter still.
         length = max(args.tokens // (samples if dist.get_rank() == 0 else 4 * samples), 1)
-        layout = pool.layout([*range(0, args.tokens, length), args.tokens])
-        plan = layout.plan(heads)
-        row = layer_overhead(layout, watched, tensors, repeats=args.repeats)
+        microbatch = pool.microbatch([*range(0, args.tokens, length), args.tokens])
+        plan = microbatch.plan(heads)
+        row = layer_overhead(microbatch, watched, tensors, repeats=args.repeats)
         found.append({"samples": samples, "moved_bytes": float(plan.traffic.sum()), **row})
         pool.close()
     return found

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from libra.runtime import exchange, executor, gradients, layout, transport
+from libra.runtime import exchange, executor, gradients, microbatch, transport
 
 PARTS: tuple[tuple[str, Any, str], ...] = (
-    ("layout", layout.Layout, "attend"),
-    ("layout", layout.Layout, "attend_backward"),
-    ("agree", layout, "agree"),
+    ("microbatch", microbatch.Microbatch, "attend"),
+    ("microbatch", microbatch.Microbatch, "attend_backward"),
+    ("agree", microbatch, "agree"),
     ("executor", executor, "forward"),
     ("executor", executor, "backward"),
     *(

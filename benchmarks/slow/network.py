@@ -1,4 +1,4 @@
-"""Network namespaces joined by rate-limited virtual Ethernet, gone whatever ends the program.
+"""Network namespaces joined by rate-limited virtual Ethernet, gone whatever ends the device_plan.
 
     rank 0's namespace          hub's namespace           rank 1's namespace
       link0 10.77.0.1 --tbf-->  port0 |bridge| port1  <--tbf-- link0 10.77.0.2
@@ -58,7 +58,7 @@ def isolated(command: Sequence[str]) -> list[str]:
 
 
 def dies_with_parent() -> Callable[[], None]:
-    """What a child runs before its program, so that it is killed when its parent ends."""
+    """What a child runs before its device_plan, so that it is killed when its parent ends."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def ask() -> None:

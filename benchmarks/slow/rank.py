@@ -1,6 +1,6 @@
 """One rank behind a slow link: answers a line of JSON on stdin with one on stdout.
 
-Started by `benchmarks/slow_link.py`; not a program for users.
+Started by `benchmarks/slow_link.py`; not a device_plan for users.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import libra
 from benchmarks.slow.events import RETURNED, SENT, Log, Post, RankEvents
 from libra.runtime import transport
 from libra.runtime.kernels import kernel_for
-from libra.runtime.kernels.segments import Kernel, Segments
+from libra.runtime.kernels.interface import AttentionCall, Kernel
 
 MARK = "@libra "
 
@@ -60,7 +60,7 @@ class TimedKernel:
     def __init__(self, kernel: Kernel, spy: Spy) -> None:
         self._kernel, self._spy = kernel, spy
 
-    def prepare(self, segments: Segments, device: torch.device) -> Any:
+    def prepare(self, segments: AttentionCall, device: torch.device) -> Any:
         """As the kernel."""
         return self._kernel.prepare(segments, device)
 
@@ -180,8 +180,8 @@ class Worker:
             leaf.requires_grad_()
         self.outputs: torch.Tensor | None = None
 
-    def layout(self, chunks: int) -> tuple[libra.SequencePool, Any]:
-        """Pool and layout for M = `chunks`, planned."""
+    def microbatch(self, chunks: int) -> tuple[libra.SequencePool, Any]:
+        """Pool and microbatch for M = `chunks`, planned."""
         if chunks not in self.pools:
             args = self.args
             config = libra.PoolConfig(pool_size=args.world, chunks=chunks)
@@ -190,14 +190,14 @@ class Worker:
             pool = libra.SequencePool(self.mesh, config, heads=heads, kernel=timed)
             sample = args.tokens if args.rank == 0 else args.light_sample
             bounds = [*range(0, args.tokens, sample), args.tokens]
-            layout = pool.layout(bounds)
-            layout.plan(heads)
-            self.pools[chunks] = pool, layout
+            microbatch = pool.microbatch(bounds)
+            microbatch.plan(heads)
+            self.pools[chunks] = pool, microbatch
         return self.pools[chunks]
 
     def measure(self, chunks: int, repeats: int) -> dict[str, Any]:
         """Forward and backward `repeats` times, after one that does not count."""
-        pool, layout = self.layout(chunks)
+        pool, microbatch = self.microbatch(chunks)
         group = pool.groups.exchange
         answer: dict[str, Any] = {
             way: {"events": [], "compute": [], "alone": []} for way in ("forward", "backward")
@@ -206,7 +206,7 @@ class Worker:
 
         def forward() -> None:
             nonlocal out
-            out = libra.libra_attention(self.q, self.k, self.v, layout=layout)
+            out = libra.libra_attention(self.q, self.k, self.v, microbatch=microbatch)
 
         def backward() -> None:
             assert out is not None
@@ -301,7 +301,7 @@ def main() -> None:
         if order["do"] == "measure":
             answer = worker.measure(order["chunks"], order["repeats"])
         elif order["do"] == "connect":
-            worker.layout(order["chunks"])
+            worker.microbatch(order["chunks"])
             answer = {}
         else:
             yield_to_transfers(order["nice"])

@@ -10,38 +10,38 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from libra.config import HeadShape, PoolConfig
-    from libra.packing import Packs, pack_best_fit, pack_sequential
-    from libra.placement import place_packs
-    from libra.plan.plan import PoolPlan, plan_pool
-    from libra.refinement import order_pools, refine_pools
+    from libra.data.cp_shards import local_labels, local_positions
+    from libra.data.packing import Packs, pack_best_fit, pack_sequential
+    from libra.data.refinement import order_pools, refine_pools
+    from libra.data.sampler import PoolSampler
+    from libra.data.vrsp import place_packs
+    from libra.plan.plan_pool import PoolPlan, plan_pool
     from libra.runtime.attention import libra_attention
-    from libra.runtime.layout import Layout
+    from libra.runtime.microbatch import Microbatch
     from libra.runtime.pool import SequencePool
-    from libra.sampler import PoolSampler
-    from libra.shards import local_labels, local_positions
 
 _HOME = {
     "HeadShape": "config",
-    "Layout": "runtime.layout",
-    "Packs": "packing",
+    "Microbatch": "runtime.microbatch",
+    "Packs": "data.packing",
     "PoolConfig": "config",
-    "PoolPlan": "plan.plan",
-    "PoolSampler": "sampler",
+    "PoolPlan": "plan.plan_pool",
+    "PoolSampler": "data.sampler",
     "SequencePool": "runtime.pool",
     "libra_attention": "runtime.attention",
-    "local_labels": "shards",
-    "local_positions": "shards",
-    "order_pools": "refinement",
-    "pack_best_fit": "packing",
-    "pack_sequential": "packing",
-    "place_packs": "placement",
-    "plan_pool": "plan.plan",
-    "refine_pools": "refinement",
+    "local_labels": "data.cp_shards",
+    "local_positions": "data.cp_shards",
+    "order_pools": "data.refinement",
+    "pack_best_fit": "data.packing",
+    "pack_sequential": "data.packing",
+    "place_packs": "data.vrsp",
+    "plan_pool": "plan.plan_pool",
+    "refine_pools": "data.refinement",
 }
 
 __all__ = [
     "HeadShape",
-    "Layout",
+    "Microbatch",
     "Packs",
     "PoolConfig",
     "PoolPlan",

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import libra
-from libra.runtime.membership import Groups
+from libra.runtime.process_groups import Groups
 from tests.reference import block_diagonal_attention
 
 
@@ -111,10 +111,10 @@ def attention_case(rank: int, world_size: int, case: Case) -> Errors:
     rows = my_rows(case, cp_rank)
     *qkv, dout = (tensor[rows] for tensor in make_pack(case, replica))
     qkv = [tensor.requires_grad_() for tensor in qkv]
-    with pool.layout(case.bounds[replica], tokens=case.tokens) as layout:
+    with pool.microbatch(case.bounds[replica], tokens=case.tokens) as microbatch:
         out = libra.libra_attention(*qkv)
         gradients = torch.autograd.grad(out, qkv, dout)
-    load = layout.plan().load.tolist()
+    load = microbatch.plan().load.tolist()
     errors = compare(case, replica, cp_rank, [out.detach(), *gradients], load)
     pool.close()
     return errors

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import libra
-from libra.runtime import loss
+from libra.runtime import failure as loss
 from tests.distributed.ranks import PRELOAD
 
-Stage = Literal["forward", "backward", "between layouts", "planning", "user error"]
+Stage = Literal["forward", "backward", "between microbatches", "planning", "user error"]
 
 GROUP_TIMEOUT = timedelta(seconds=30)
 START_SECONDS = 90.0
@@ -144,7 +144,7 @@ def _last_step(rank: int, pool: libra.SequencePool, stage: Stage, lost: bool) ->
             pool.prefetch([[0, TOKENS]] * pool.config.pool_size)
             raise KeyError("a mistake elsewhere")
         _step(rank, pool)
-    elif stage == "between layouts":
+    elif stage == "between microbatches":
         if lost:
             os.kill(os.getpid(), signal.SIGKILL)
         _step(rank, pool)
@@ -161,7 +161,7 @@ def _step(
     q, k, v = (
         torch.randn(TOKENS, heads, 8, generator=generator).requires_grad_() for heads in (4, 2, 2)
     )
-    with pool.layout([0, TOKENS] if rank == 0 else list(range(0, TOKENS + 1, 8))):
+    with pool.microbatch([0, TOKENS] if rank == 0 else list(range(0, TOKENS + 1, 8))):
         if forward_ends:
             dist.all_to_all_single = _killing_after(1, dist.all_to_all_single)
         out = libra.libra_attention(q, k, v)

@@ -55,7 +55,7 @@ def metered() -> Iterator[Meter]:
 
     def moving(way: str, move: Any) -> Any:
         def moved(wanted: Any, *arguments: Any) -> Any:
-            workers = len(wanted.send_counts)
+            workers = len(wanted.send_splits)
             message.append(([0] * workers, [0] * workers))
             flight = move(wanted, *arguments)
             for totals, counts in zip((meter.sent, meter.received), message.pop(), strict=True):

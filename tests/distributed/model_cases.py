@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import libra
 from examples.decoder import Attend, Decoder, DecoderConfig, sample_positions
+from libra.data.cp_shards import IGNORED_LABEL
 from libra.runtime.attention import libra_attention  # makes torch.ops.libra.attention known
-from libra.shards import IGNORED_LABEL
 from tests.reference import block_diagonal_attention
 
 TOKENS = 45
@@ -131,18 +131,18 @@ def single_process(
 
 
 class LibraAttend:
-    """What the decoder calls.  Without a layout of its own it takes the innermost active one."""
+    """What the decoder calls.  Without a microbatch of its own it takes the innermost active one."""
 
     def __init__(self) -> None:
-        self.layout: libra.Layout | None = None
+        self.microbatch: libra.Microbatch | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return libra_attention(q, k, v, layout=self.layout)
+        return libra_attention(q, k, v, microbatch=self.microbatch)
 
     @contextmanager
-    def using(self, layout: libra.Layout | None) -> Iterator[None]:
-        before, self.layout = self.layout, layout
+    def using(self, microbatch: libra.Microbatch | None) -> Iterator[None]:
+        before, self.microbatch = self.microbatch, microbatch
         try:
             yield
         finally:
-            self.layout = before
+            self.microbatch = before

@@ -50,8 +50,8 @@ PRELOAD = [
     "hypothesis",
     "libra.runtime.pool",
     "libra.runtime.kernels.cpu",
-    "libra.plan.paper",
-    "libra.plan.surplus",
+    "libra.plan.place_paper",
+    "libra.plan.place_surplus",
 ]
 
 

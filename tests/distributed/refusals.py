@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import libra
-from libra.plan.plan import plan_pool
-from libra.runtime.planner import Planner
+from libra.plan.plan_pool import plan_pool
+from libra.runtime.planner_thread import Planner
 from tests.distributed.cases import make_pool
 from tests.reference import block_diagonal_attention
 
@@ -47,7 +47,7 @@ def tensors(
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
 ) -> Tensors:
-    """q, k, v that a layout of `BOUNDS` takes, unless told otherwise; they require gradients."""
+    """q, k, v that a microbatch of `BOUNDS` takes, unless told otherwise; they require gradients."""
     generator = torch.Generator().manual_seed(7)
 
     def make(heads: int, width: int) -> torch.Tensor:
@@ -80,7 +80,7 @@ def right_call(pool: libra.SequencePool, shared_by: int = 1, cp_rank: int = 0) -
     rows = torch.from_numpy(
         libra.local_positions(TOKENS, shared_by, cp_rank, pool.config.shard_layout)
     )
-    with pool.layout(BOUNDS):
+    with pool.microbatch(BOUNDS):
         out = libra.libra_attention(q[rows], k[rows], v[rows])
         out.sum().backward()
     return float((out - block_diagonal_attention(q, k, v, BOUNDS)[rows]).abs().max())
@@ -98,7 +98,7 @@ def refused_call(
     q, k, v = tensors(**here)
     if reshape is not None:
         q, k, v = reshape((q, k, v))
-    with pool.layout(BOUNDS):
+    with pool.microbatch(BOUNDS):
         text = told_on_rank(lambda: libra.libra_attention(q, k, v, **options))
     return _finish(pool, text)
 
@@ -112,18 +112,18 @@ def refused_mode(rank: int, world_size: int, mode: str) -> Refusal:
         q, k, v = q.detach(), k.detach(), v.detach()
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=odd and mode == "autocast")
     grad = torch.set_grad_enabled(not (odd and mode == "no_grad"))
-    with pool.layout(BOUNDS), autocast, grad:
+    with pool.microbatch(BOUNDS), autocast, grad:
         text = told_on_rank(lambda: libra.libra_attention(q, k, v))
     return _finish(pool, text)
 
 
-def refused_layout(
+def refused_microbatch(
     rank: int, world_size: int, bounds: Any, tokens: int | None, cp: int = 1
 ) -> Refusal:
-    """A layout of `bounds`."""
+    """A microbatch of `bounds`."""
     config = CONFIG.replace(pool_size=world_size // cp)
     pool = make_pool(world_size, cp, config)
-    text = told_on_rank(lambda: pool.layout(bounds, tokens=tokens))
+    text = told_on_rank(lambda: pool.microbatch(bounds, tokens=tokens))
     return _finish(pool, text, cp, rank % cp)
 
 
@@ -142,16 +142,16 @@ def refused_kernel(rank: int, world_size: int) -> Refusal:
     usual = make_pool(world_size, 1, CONFIG)
     kernel = "flash3" if rank == world_size - 1 else None
     pool = libra.SequencePool(mesh, CONFIG, kernel=kernel, groups=usual.groups)
-    with pool.layout(BOUNDS):
+    with pool.microbatch(BOUNDS):
         text = told_on_rank(lambda: libra.libra_attention(*tensors()))
     pool.close()
     return _finish(usual, text)
 
 
-def refused_inside_other_layout(rank: int, world_size: int) -> Refusal:
-    """Two layouts are open; the last rank calls inside the outer one."""
+def refused_inside_other_microbatch(rank: int, world_size: int) -> Refusal:
+    """Two microbatches are open; the last rank calls inside the outer one."""
     pool = make_pool(world_size, 1, CONFIG)
-    outer, inner = pool.layout([0, 16]), pool.layout(BOUNDS)
+    outer, inner = pool.microbatch([0, 16]), pool.microbatch(BOUNDS)
     mine = outer if rank == world_size - 1 else inner
     with outer, mine:
         text = told_on_rank(lambda: libra.libra_attention(*tensors()))
@@ -159,7 +159,7 @@ def refused_inside_other_layout(rank: int, world_size: int) -> Refusal:
 
 
 def refused_outside(rank: int, world_size: int) -> Refusal:
-    """No layout is open."""
+    """No microbatch is open."""
     pool = make_pool(world_size, 1, CONFIG)
     return _finish(pool, told_on_rank(lambda: libra.libra_attention(*tensors())))
 
@@ -183,12 +183,12 @@ def refused_plan(rank: int, world_size: int, fault: str) -> Refusal:
 
     pool = make_pool(world_size, 1, CONFIG)
     name, fake, guilty = {
-        "no plan": ("libra.runtime.planner.plan_pool", no_plan, 0),
-        "another layout": ("libra.runtime.planner.plan_pool", other_plan, 0),
-        "foreign": ("libra.runtime.planner.Planner._broadcast", foreign, world_size - 1),
-        "truncated": ("libra.runtime.planner.Planner._broadcast", truncated, world_size - 1),
+        "no plan": ("libra.runtime.planner_thread.plan_pool", no_plan, 0),
+        "another microbatch": ("libra.runtime.planner_thread.plan_pool", other_plan, 0),
+        "foreign": ("libra.runtime.planner_thread.Planner._broadcast", foreign, world_size - 1),
+        "truncated": ("libra.runtime.planner_thread.Planner._broadcast", truncated, world_size - 1),
     }[fault]
-    with pool.layout(BOUNDS):
+    with pool.microbatch(BOUNDS):
         if rank == guilty:
             with mock.patch(name, fake):
                 text = told_on_rank(lambda: libra.libra_attention(*tensors()))
@@ -202,7 +202,7 @@ def refused_when_closed(rank: int, world_size: int) -> Refusal:
     pool = make_pool(world_size, 1, CONFIG)
     right_call(pool)
     pool.close()
-    text = told_on_rank(lambda: pool.layout(BOUNDS))
+    text = told_on_rank(lambda: pool.microbatch(BOUNDS))
     return _finish(make_pool(world_size, 1, CONFIG), text)
 
 
@@ -219,7 +219,7 @@ def left_out_output(rank: int, world_size: int) -> Refusal:
     """The last rank's loss leaves out the output of its second call."""
     pool = make_pool(world_size, 1, CONFIG)
     q, k, v = tensors()
-    with pool.layout(BOUNDS):
+    with pool.microbatch(BOUNDS):
         first = libra.libra_attention(q, k, v)
         second = libra.libra_attention(q, k, v)
         used = first if rank == world_size - 1 else first + second
@@ -228,12 +228,12 @@ def left_out_output(rank: int, world_size: int) -> Refusal:
 
 
 def left_out_backward(rank: int, world_size: int) -> Refusal:
-    """The last rank goes on to its next layout without a backward."""
+    """The last rank goes on to its next microbatch without a backward."""
     pool = make_pool(world_size, 1, CONFIG)
-    with pool.layout(BOUNDS):
+    with pool.microbatch(BOUNDS):
         out = libra.libra_attention(*tensors())
         text = told_on_rank(
-            lambda: pool.layout(BOUNDS) if rank == world_size - 1 else out.sum().backward()
+            lambda: pool.microbatch(BOUNDS) if rank == world_size - 1 else out.sum().backward()
         )
     return _finish(pool, text)
 

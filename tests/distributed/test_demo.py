@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from libra.cli import main
+from libra.cli.main import main
 
 
 @pytest.mark.slow

@@ -123,14 +123,14 @@ def test_ranks_that_call_in_different_modes_are_refused(
 
 def test_ranks_inside_different_layouts_are_refused(ranks2: RankPool) -> None:
     check(
-        ranks2.run(refusals.refused_inside_other_layout, timeout=20),
-        r"the ranks of one pool disagree: worker 0 has layout \w+; worker 1 has layout \w+",
+        ranks2.run(refusals.refused_inside_other_microbatch, timeout=20),
+        r"the ranks of one pool disagree: worker 0 has microbatch \w+; worker 1 has microbatch \w+",
     )
 
 
-def test_a_call_outside_a_layout_says_how_to_make_one(ranks2: RankPool) -> None:
+def test_a_call_outside_a_microbatch_says_how_to_make_one(ranks2: RankPool) -> None:
     for outcome in ranks2.run(refusals.refused_outside, timeout=20):
-        assert "outside a layout: wrap the forward in `with pool.layout(" in outcome.text
+        assert "outside a microbatch: wrap the forward in `with pool.microbatch(" in outcome.text
         assert outcome.then < 1e-12
 
 
@@ -152,24 +152,24 @@ def test_wrong_sample_bounds_are_refused_everywhere(
     wrong, right = (bounds, tokens), ([0, 5, 12], tokens or 16)
     args = [wrong if guilty == "every rank" else right, wrong]
     who = "workers 0, 1: " if guilty == "every rank" else "worker 1: "
-    check(ranks2.run_each(refusals.refused_layout, args, timeout=20), who + pattern)
+    check(ranks2.run_each(refusals.refused_microbatch, args, timeout=20), who + pattern)
 
 
 def test_packs_of_different_length_are_refused(ranks2: RankPool) -> None:
     check(
-        ranks2.run_each(refusals.refused_layout, [([0, 16], None), ([0, 9], None)], timeout=20),
+        ranks2.run_each(refusals.refused_microbatch, [([0, 16], None), ([0, 9], None)], timeout=20),
         "the ranks of one pool disagree: worker 0 has tokens 16; worker 1 has tokens 9",
     )
 
 
 def test_an_empty_pack_without_its_length_is_refused(ranks2: RankPool) -> None:
-    check(ranks2.run(refusals.refused_layout, [0], None, timeout=20), r"a pack of 0 tokens .*")
+    check(ranks2.run(refusals.refused_microbatch, [0], None, timeout=20), r"a pack of 0 tokens .*")
 
 
 def test_ranks_of_one_context_parallel_group_must_share_their_lengths(ranks4: RankPool) -> None:
     args = [([0, 16], None, 2)] * 3 + [([0, 8, 16], None, 2)]
     check(
-        ranks4.run_each(refusals.refused_layout, args, timeout=20),
+        ranks4.run_each(refusals.refused_microbatch, args, timeout=20),
         r"workers 2 and 3 share one pack \(CP 2\) but gave different cu_seqlens; .*",
     )
 
@@ -216,7 +216,7 @@ def test_a_kernel_that_one_rank_lacks_is_refused_by_all(ranks2: RankPool) -> Non
     "fault, pattern",
     [
         ("no plan", "worker 0: no room for a plan"),
-        ("another layout", r"workers 0, 1: the plan is for another layout: .*"),
+        ("another microbatch", r"workers 0, 1: the plan is for another microbatch: .*"),
         ("foreign", r"worker 1: the buffer is not a Libra plan: .*"),
         ("truncated", r"worker 1: the plan buffer is truncated or damaged.*"),
     ],
@@ -254,11 +254,11 @@ def test_an_output_that_one_loss_leaves_out_is_refused_not_waited_for(ranks2: Ra
     )
 
 
-def test_a_backward_that_one_rank_leaves_out_is_refused_at_its_next_layout(
+def test_a_backward_that_one_rank_leaves_out_is_refused_at_its_next_microbatch(
     ranks2: RankPool,
 ) -> None:
     check(
         ranks2.run(refusals.left_out_backward, timeout=20),
         r"the ranks of one pool disagree: worker 0 has attention's backward, .*; "
-        r"worker 1 has layout, .*",
+        r"worker 1 has microbatch, .*",
     )

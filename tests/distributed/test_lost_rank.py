@@ -15,9 +15,9 @@ from tests.distributed.lost_rank import GROUP_TIMEOUT, Stage, lose
         (3, 1, "forward", False, "the forward exchange"),
         (3, 2, "backward", True, "the backward exchange"),
         # Four, so that a ring has ranks which never talk to the lost one.
-        (4, 2, "between layouts", False, "layout"),
+        (4, 2, "between microbatches", False, "microbatch"),
         (4, 2, "planning", False, "planning"),
-        (4, 0, "between layouts", True, "layout"),
+        (4, 0, "between microbatches", True, "microbatch"),
     ],
 )
 def test_every_survivor_names_the_lost_rank(

@@ -1,8 +1,8 @@
 """Pools of 8 and 16 workers, as threads of one process: numbers equal the reference, and the loads
 keep the promise of their placement.
 
-The layouts and planner threads of `SequencePool` belong to processes; here the executor runs the
-routes of a plan directly.
+The microbatches and planner threads of `SequencePool` belong to processes; here the executor runs the
+rank_plans of a plan directly.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch.distributed as dist
 from hypothesis import given, settings
 
 import libra
-from libra.plan.plan import plan_pool
+from libra.plan.place_surplus import column_count, row_step
+from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan
-from libra.plan.route import worker_route
-from libra.plan.surplus import column_count, row_step
+from libra.plan.rank_plan import make_rank_plan
 from libra.runtime import executor
+from libra.runtime.device_plan import make_device_plan
 from libra.runtime.kernels import kernel_for
-from libra.runtime.program import make_program
 from libra.runtime.workspace import Space, Workspace
 from tests.distributed.cases import Case, make_pack, my_rows, reference
 from tests.distributed.threads import threaded_ranks
@@ -36,12 +36,12 @@ def attend_by_plan(rank: int, world_size: int, case: Case, plan: PoolPlan) -> li
     assert world is not None
     replica, cp_rank = divmod(rank, case.cp)
     refetch = case.config.backward == "refetch"
-    route = worker_route(plan, rank)
-    program = make_program(route, plan.heads, kernel_for(CPU), CPU, refetch=refetch)
+    rank_plan = make_rank_plan(plan, rank)
+    device_plan = make_device_plan(rank_plan, plan.heads, kernel_for(CPU), CPU, refetch=refetch)
     workspace = SpoiltWorkspace()
     q, k, v, dout = (tensor[my_rows(case, cp_rank)] for tensor in make_pack(case, replica))
     scale = q.shape[2] ** -0.5
-    where = program, world, workspace
+    where = device_plan, world, workspace
     out, *kept = executor.forward(*where, q, k, v, scale, keep=True)
     gradients = executor.backward(*where, dout, q, k, v, scale, out, *kept)
     return [out, *gradients]

@@ -38,10 +38,10 @@ def train(rank: int, world_size: int, slow: int) -> tuple[list[int], list[list[i
     speeds, worst = [], 0.0
     with mock.patch.object(speed, "time", clock):
         for _ in range(3):
-            with pool.layout(CASE.bounds[replica], tokens=CASE.tokens) as layout:
+            with pool.microbatch(CASE.bounds[replica], tokens=CASE.tokens) as microbatch:
                 out = libra.libra_attention(*qkv)
                 gradients = torch.autograd.grad(out, qkv, dout)
-            plan = layout.plan()
+            plan = microbatch.plan()
             speeds.append(None if plan.speeds is None else plan.speeds.tolist())
             got = [out.detach(), *gradients]
             worst = max(worst, compare(CASE, replica, cp_rank, got, []).worst)

@@ -10,8 +10,8 @@ import torch
 
 import libra
 from libra.plan.memory import PoolMemory, pool_memory
-from libra.plan.route import worker_route
-from libra.plan.segments import Segments
+from libra.plan.rank_plan import make_rank_plan
+from libra.plan.segments import AttentionCall
 from libra.runtime.workspace import Workspace
 from tests.distributed.cases import Case, make_mesh, make_pack, make_pool, my_rows
 from tests.distributed.memory_tracker import tracked
@@ -20,13 +20,13 @@ from tests.distributed.ranks import RankPool
 TOKENS = 4096
 LONG, SHORT = [0, TOKENS], [*range(0, TOKENS + 1, 64)]
 SMALL = 8192
-"""Bytes of the tensors that carry no row: what ranks agree on, the layout's number."""
+"""Bytes of the tensors that carry no row: what ranks agree on, the microbatch's number."""
 
 
 class NoKernel:
     """Computes nothing and allocates nothing: all that is tracked is the runtime's."""
 
-    def prepare(self, segments: Segments, device: torch.device) -> None: ...
+    def prepare(self, segments: AttentionCall, device: torch.device) -> None: ...
 
     def forward(self, *call: Any) -> None: ...
 
@@ -55,7 +55,7 @@ def track(rank: int, world_size: int, case: Case) -> Tracked:
     rows = my_rows(case, rank % case.cp)
     *qkv, dout = (tensor[rows] for tensor in make_pack(case, replica))
     qkv = [tensor.requires_grad_() for tensor in qkv]
-    with pool.layout(case.bounds[replica], tokens=case.tokens) as layout:
+    with pool.microbatch(case.bounds[replica], tokens=case.tokens) as microbatch:
         torch.autograd.grad(libra.libra_attention(*qkv), qkv, dout)  # plans and prepares
         pool.workspace = Workspace()
         with tracked() as first:
@@ -63,10 +63,10 @@ def track(rank: int, world_size: int, case: Case) -> Tracked:
         with tracked() as following:
             out = libra.libra_attention(*qkv)
             torch.autograd.grad(out, qkv, dout)
-    plan = layout.plan()
+    plan = microbatch.plan()
     memory: PoolMemory = pool_memory(plan)
     worker = rank % plan.workers
-    lse = worker_route(plan, worker).lse_size * 4
+    lse = make_rank_plan(plan, worker).lse_size * 4
     results = out.nbytes + lse + sum(tensor.nbytes for tensor in qkv)
     workspace = pool.workspace.nbytes
     pool.close()

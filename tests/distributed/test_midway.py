@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import libra
-from libra.plan.segments import Segments
+from libra.plan.segments import AttentionCall
 from libra.runtime.kernels.cpu import CpuKernel
 from tests.distributed.cases import make_mesh
 from tests.distributed.ranks import RankPool
@@ -27,7 +27,7 @@ class FailingKernel:
         self._kernel = CpuKernel()
         self.fails = ""
 
-    def prepare(self, segments: Segments, device: torch.device) -> Any:
+    def prepare(self, segments: AttentionCall, device: torch.device) -> Any:
         return self._kernel.prepare(segments, device)
 
     def forward(self, *call: Any) -> None:
@@ -56,7 +56,7 @@ def what_follows(rank: int, world_size: int, way: str) -> list[str]:
         except Exception as error:
             told.append(f"{type(error).__name__}: {error}")
 
-    with pool.layout(LONG if rank == 0 else SHORT) as layout:
+    with pool.microbatch(LONG if rank == 0 else SHORT) as microbatch:
         out = libra.libra_attention(*qkv)
         kernel.fails = way
         if way == "forward":
@@ -65,9 +65,9 @@ def what_follows(rank: int, world_size: int, way: str) -> list[str]:
             attempt(lambda: out.sum().backward())
         assert pool.workspace.nbytes == 0
         kernel.fails = ""
-        attempt(lambda: libra.libra_attention(*qkv, layout=layout))
-        attempt(lambda: libra.libra_attention(*qkv, layout=layout).sum().backward())
-    attempt(lambda: pool.layout(SHORT))
+        attempt(lambda: libra.libra_attention(*qkv, microbatch=microbatch))
+        attempt(lambda: libra.libra_attention(*qkv, microbatch=microbatch).sum().backward())
+    attempt(lambda: pool.microbatch(SHORT))
     pool.close()
     return told
 

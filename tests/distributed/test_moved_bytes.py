@@ -1,4 +1,4 @@
-"""What ranks really send each other, and hold for it, is what the plan and its tally say, byte by
+"""What ranks really send each other, and hold for it, is what the plan and its traffic say, byte by
 byte.
 """
 
@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 import libra
+from libra.cost.timeline import Direction, moved_bytes
+from libra.plan.all_to_all import last_reader
 from libra.plan.memory import pool_memory
-from libra.plan.messages import last_reader
-from libra.plan.plan import plan_pool
+from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan
-from libra.plan.tally import PoolTally, moved_q_rows, pool_tally
-from libra.plan.timeline import Direction, moved_bytes
+from libra.plan.traffic import PoolTraffic, moved_q_rows, pool_traffic
 from tests.distributed.cases import Case, make_pack, make_pool, my_rows
 from tests.distributed.meter import Meter, Step, metered
 from tests.distributed.ranks import RankPool
@@ -37,7 +37,7 @@ def metered_call(rank: int, world_size: int, case: Case) -> Meter:
     rows = my_rows(case, rank % case.cp)
     *qkv, dout = (tensor[rows] for tensor in make_pack(case, rank // case.cp))
     qkv = [tensor.requires_grad_() for tensor in qkv]
-    with pool.layout(case.bounds[rank // case.cp], tokens=case.tokens), metered() as meter:
+    with pool.microbatch(case.bounds[rank // case.cp], tokens=case.tokens), metered() as meter:
         torch.autograd.grad(libra.libra_attention(*qkv), qkv, dout)
     pool.close()
     return meter
@@ -58,10 +58,10 @@ def make_plan(case: Case, pool: int) -> PoolPlan:
 
 def chunks_of(step: Step, plan: PoolPlan) -> list[int]:
     """The chunk of each message of a step, in the order of posting on a CPU."""
-    chunks = range(plan.lanes.chunks)
-    done = last_reader(plan.lanes)
+    chunks = range(plan.head_groups.chunks)
+    done = last_reader(plan.head_groups)
     queries = int(moved_q_rows(plan).any())  # a message that no worker needs is not posted
-    moved = plan.kv_transfers.rows(plan.workers, plan.lanes.chunks).any(axis=(2, 3))
+    moved = plan.kv_transfers.rows(plan.workers, plan.head_groups.chunks).any(axis=(2, 3))
     keys, relayed = 2 * moved
     fetched = [
         [chunk] * (keys[chunk] + queries + (chunk == 0) * relayed[chunk]) for chunk in chunks
@@ -90,29 +90,29 @@ def by_chunk(
     messages: dict[Step, list[list[int]]], step: Step, plan: PoolPlan
 ) -> NDArray[np.int64]:
     """A step's messages added up by chunk, [chunks, workers]."""
-    total = np.zeros((plan.lanes.chunks, plan.workers), dtype=np.int64)
+    total = np.zeros((plan.head_groups.chunks, plan.workers), dtype=np.int64)
     for chunk, counts in zip(chunks_of(step, plan), messages.get(step, []), strict=True):
         total[chunk] += counts
     return total
 
 
-def planned(tally: PoolTally) -> dict[Step, NDArray[np.int64]]:
+def planned(traffic: PoolTraffic) -> dict[Step, NDArray[np.int64]]:
     directions: tuple[Direction, ...] = ("forward", "backward")
     return {
         (direction, way): moved
         for direction in directions
-        for way, moved in zip(("dispatch", "return"), moved_bytes(tally, direction), strict=True)
+        for way, moved in zip(("dispatch", "return"), moved_bytes(traffic, direction), strict=True)
     }
 
 
 def check(ranks: RankPool, case: Case) -> PoolPlan:
-    """Every rank moved and held what its pool's tally says; the plan of the first pool."""
+    """Every rank moved and held what its pool's traffic says; the plan of the first pool."""
     workers = case.config.pool_size * case.cp
     for rank, meter in enumerate(ranks.run(metered_call, case)):
         pool, worker = divmod(rank, workers)
         plan = make_plan(case, pool)
-        tally = pool_tally(plan)
-        for step, moved in planned(tally).items():
+        traffic = pool_traffic(plan)
+        for step, moved in planned(traffic).items():
             sent = by_chunk(meter.sent, step, plan)
             received = by_chunk(meter.received, step, plan)
             assert (sent == moved[:, worker]).all(), step
@@ -166,10 +166,10 @@ def test_also_where_all_chunks_read_the_same_keys_in_half_precision(
 ) -> None:
     for backward in ("retain", "refetch"):
         case = case_of(placement, cp, backward=backward, heads=MULTI_QUERY, dtype=torch.bfloat16)
-        tally = pool_tally(check(ranks4, case))
+        traffic = pool_traffic(check(ranks4, case))
         # K and V come with the first chunk; their gradients return once the last has added to them.
-        assert tally.dispatched[0].sum() > tally.dispatched[1].sum()
-        assert tally.backward_returned[1].sum() > tally.backward_returned[0].sum()
+        assert traffic.dispatched[0].sum() > traffic.dispatched[1].sum()
+        assert traffic.backward_returned[1].sum() > traffic.backward_returned[0].sum()
 
 
 @pytest.mark.parametrize("heads", [GROUPED, MULTI_QUERY])

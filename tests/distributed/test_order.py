@@ -113,9 +113,9 @@ def order_of(
     pool = make_pool(world_size, cp, config)
     rows = len(libra.local_positions(TOKENS, cp, rank % cp, config.shard_layout))
     inputs = make_inputs(rank, rows)
-    with recorded() as log, pool.layout(bounds[rank // cp], tokens=TOKENS) as layout:
+    with recorded() as log, pool.microbatch(bounds[rank // cp], tokens=TOKENS) as microbatch:
         RUNS[run](*inputs)
-    load = layout.plan().load.tolist()
+    load = microbatch.plan().load.tolist()
     pool.close()
     return log, load
 
@@ -149,7 +149,7 @@ def test_where_nothing_moves_no_rank_exchanges(ranks2: RankPool, bounds: Any) ->
 
 def exchanges_of_both_passes(rank: int, world_size: int, backward: str) -> tuple[int, int]:
     pool = make_pool(world_size, 1, SPREAD.replace(backward=backward))
-    with recorded() as log, pool.layout(SHORT if rank else LONG):
+    with recorded() as log, pool.microbatch(SHORT if rank else LONG):
         out = attend(*make_inputs(rank, TOKENS)).sum()
         forward = log.exchanges
         out.backward()
@@ -169,7 +169,7 @@ def test_retained_rows_are_not_fetched_again(ranks2: RankPool) -> None:
 
 def refused_backward(rank: int, world_size: int, double: bool) -> tuple[str, Log]:
     pool = make_pool(world_size, 1, SPREAD)
-    with pool.layout(SHORT if rank else LONG):
+    with pool.microbatch(SHORT if rank else LONG):
         inputs = make_inputs(rank, TOKENS)
         out = attend(*inputs).pow(2).sum()
         first = torch.autograd.grad(out, inputs, create_graph=double)
@@ -189,13 +189,13 @@ def test_a_refused_backward_issues_nothing(ranks2: RankPool, double: bool, told:
 
 
 def two_pools(rank: int, world_size: int) -> tuple[float, Log]:
-    """The first two ranks make three calls in two layouts, the others one call in one layout."""
+    """The first two ranks make three calls in two microbatches, the others one call in one microbatch."""
     pool = make_pool(world_size, 1, SPREAD)
     pool_index, worker = divmod(rank, 2)
     worst = 0.0
     with recorded() as log:
         for bounds, calls in [((LONG, SHORT), 2), ((SHORT, EMPTY), 1)][: 2 - pool_index]:
-            with pool.layout(bounds[(worker + pool_index) % 2], tokens=TOKENS):
+            with pool.microbatch(bounds[(worker + pool_index) % 2], tokens=TOKENS):
                 for _ in range(calls - pool_index):
                     q, k, v = make_inputs(rank, TOKENS)
                     out = libra.libra_attention(q, k, v)
@@ -226,7 +226,7 @@ def compiled(rank: int, world_size: int) -> tuple[int, float, Log]:
         for microbatch in range(4):
             bounds = [0, 8 * (microbatch + 1), TOKENS] if rank else LONG
             q, k, v = make_inputs(rank, TOKENS)
-            with pool.layout(bounds):
+            with pool.microbatch(bounds):
                 out = fast(q, k, v)
                 got = torch.autograd.grad(out.sum(), (q, k, v))
             right = block_diagonal_attention(2 * q, k, v, bounds).sin()

@@ -18,7 +18,7 @@ CONFIG = libra.PoolConfig(pool_size=2, block_size=4, chunks=2)
 def digests(
     rank: int, world_size: int, ahead: list[int], known: bool
 ) -> tuple[list[bool], list[int]]:
-    """After prefetching the microbatches `ahead`, all three in turn: whether the layout was one
+    """After prefetching the microbatches `ahead`, all three in turn: whether the microbatch was one
     made ahead, and its plan's digest.
     """
     pool = make_pool(world_size, 1, CONFIG)
@@ -26,13 +26,13 @@ def digests(
         pool.remember(HEADS)
     for microbatch in ahead:
         pool.prefetch(PACKS[microbatch], tokens=16)
-    made_ahead = {id(layout) for layout in pool._ahead}
+    made_ahead = {id(microbatch) for microbatch in pool._ahead}
     used, plans = [], []
     for packs in PACKS:
-        with pool.layout(packs[rank], tokens=16) as layout:
+        with pool.microbatch(packs[rank], tokens=16) as microbatch:
             libra.libra_attention(*tensors()).sum().backward()
-        used.append(id(layout) in made_ahead)
-        plans.append(layout.plan(HEADS).digest())
+        used.append(id(microbatch) in made_ahead)
+        plans.append(microbatch.plan(HEADS).digest())
     pool.close()
     return used, plans
 
@@ -71,13 +71,13 @@ def test_ranks_that_prefetch_out_of_step_fall_back_to_gathering(
 
 
 def planned_ahead(rank: int, world_size: int) -> list[bool]:
-    """Whether prefetched layouts are planned once the first call has told the head shape."""
+    """Whether prefetched microbatches are planned once the first call has told the head shape."""
     pool = make_pool(world_size, 1, CONFIG)
     for packs in PACKS:
         pool.prefetch(packs, tokens=16)
-    with pool.layout(PACKS[0][rank], tokens=16):
+    with pool.microbatch(PACKS[0][rank], tokens=16):
         libra.libra_attention(*tensors()).sum().backward()
-    planned = [HEADS in layout._planned for layout in pool._ahead]
+    planned = [HEADS in microbatch._planned for microbatch in pool._ahead]
     pool.close()
     return planned
 
@@ -87,14 +87,14 @@ def test_the_first_call_starts_the_plans_of_all_that_was_prefetched(ranks2: Rank
 
 
 def far_ahead(rank: int, world_size: int) -> int:
-    """Backwards behind their layouts, of which more are planned ahead than may be under way."""
+    """Backwards behind their microbatches, of which more are planned ahead than may be under way."""
     mesh, groups = make_mesh(world_size, 1), make_pool(world_size, 1, CONFIG).groups
-    pool = libra.SequencePool(mesh, CONFIG, heads=HEADS, groups=groups, live_layouts=2)
+    pool = libra.SequencePool(mesh, CONFIG, heads=HEADS, groups=groups, live_microbatches=2)
     for packs in PACKS * 2:
         pool.prefetch(packs, tokens=16)
     under_way = []
     for packs in PACKS * 2:
-        with pool.layout(packs[rank], tokens=16):
+        with pool.microbatch(packs[rank], tokens=16):
             under_way.append(libra.libra_attention(*tensors()).sum())
         if len(under_way) == 2:
             under_way.pop(0).backward()

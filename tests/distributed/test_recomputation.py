@@ -34,12 +34,12 @@ ROWS = torch.arange(TOKENS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """A pool of one pack a rank, a model, and two microbatches with their layouts."""
+    """A pool of one pack a rank, a model, and two microbatches with their microbatches."""
 
     pool: libra.SequencePool
     model: Decoder
     packs: tuple[Pack, Pack]
-    layouts: tuple[libra.Layout, libra.Layout]
+    microbatches: tuple[libra.Microbatch, libra.Microbatch]
 
     def gradient(self, loss: torch.Tensor) -> torch.Tensor:
         """The embedding's gradient of `loss` alone."""
@@ -61,17 +61,17 @@ def setting(
     model = make_model(attend, torch.float64)
     recompute_blocks(model, attend, recompute)
     first, second = (make_pack(0, microbatch, rank) for microbatch in range(2))
-    layouts = [pool.layout(pack.bounds, tokens=TOKENS) for pack in (first, second)]
+    microbatches = [pool.microbatch(pack.bounds, tokens=TOKENS) for pack in (first, second)]
     try:
-        yield Setting(pool, model, (first, second), (layouts[0], layouts[1]))
+        yield Setting(pool, model, (first, second), (microbatches[0], microbatches[1]))
     finally:
         pool.close()
 
 
-def inner_layout_after_an_outer_one(rank: int, world_size: int) -> tuple[float, float]:
-    """Losses of the inner layout's pack, without and with a call of the outer one in between."""
+def inner_microbatch_after_an_outer_one(rank: int, world_size: int) -> tuple[float, float]:
+    """Losses of the inner microbatch's pack, without and with a call of the outer one in between."""
     with setting(rank, world_size) as s, torch.no_grad():
-        outer, inner = s.layouts
+        outer, inner = s.microbatches
         with inner:
             alone = s.loss(1).item()
         with outer, inner:
@@ -80,40 +80,40 @@ def inner_layout_after_an_outer_one(rank: int, world_size: int) -> tuple[float, 
             return alone, s.loss(1).item()
 
 
-def recomputed_in_own_layout(rank: int, world_size: int) -> bool:
-    """Two forwards, then their backwards, whose recomputations enter their layouts by
+def recomputed_in_own_microbatch(rank: int, world_size: int) -> bool:
+    """Two forwards, then their backwards, whose recomputations enter their microbatches by
     themselves.
     """
     with setting(rank, world_size) as s:
         expected = []
-        for microbatch, layout in enumerate(s.layouts):
-            with layout:
+        for microbatch, microbatch in enumerate(s.microbatches):
+            with microbatch:
                 expected.append(s.gradient(s.loss(microbatch)))
         losses = []
         forwards = [block.forward for block in s.model.blocks]
-        for microbatch, layout in enumerate(s.layouts):
-            contexts = partial(lambda layout: (nullcontext(), layout), layout)
+        for microbatch, microbatch in enumerate(s.microbatches):
+            contexts = partial(lambda microbatch: (nullcontext(), microbatch), microbatch)
             for block, forward in zip(s.model.blocks, forwards, strict=True):
                 block.forward = partial(
                     checkpoint, forward, use_reentrant=False, context_fn=contexts
                 )
-            with layout:
+            with microbatch:
                 losses.append(s.loss(microbatch))
         got = [s.gradient(loss) for loss in losses]
         return all(map(torch.equal, got, expected))
 
 
 def recomputed_elsewhere(rank: int, world_size: int, pool_size: int, inside: bool) -> None:
-    """The first microbatch's backward, inside the second's layout or inside none."""
+    """The first microbatch's backward, inside the second's microbatch or inside none."""
     with setting(rank, world_size, "blocks", pool_size) as s:
-        with s.layouts[0]:
+        with s.microbatches[0]:
             loss = s.loss(0)
-        with s.layouts[1] if inside else nullcontext():
+        with s.microbatches[1] if inside else nullcontext():
             loss.backward()
 
 
 def backward_twice(rank: int, world_size: int, backward: str) -> bool:
-    with setting(rank, world_size, backward=backward) as s, s.layouts[0]:
+    with setting(rank, world_size, backward=backward) as s, s.microbatches[0]:
         loss = s.loss(0)
         loss.backward(retain_graph=True)
         first = s.model.embed.weight.grad.clone()
@@ -121,20 +121,20 @@ def backward_twice(rank: int, world_size: int, backward: str) -> bool:
 
 
 def backward_of_a_freed_graph(rank: int, world_size: int) -> None:
-    with setting(rank, world_size) as s, s.layouts[0]:
+    with setting(rank, world_size) as s, s.microbatches[0]:
         loss = s.loss(0)
         loss.backward()
         loss.backward()
 
 
 def backward_of_a_backward(rank: int, world_size: int) -> None:
-    with setting(rank, world_size) as s, s.layouts[0]:
+    with setting(rank, world_size) as s, s.microbatches[0]:
         gradients = torch.autograd.grad(s.loss(0), list(s.model.parameters()), create_graph=True)
         torch.stack([gradient.pow(2).sum() for gradient in gradients]).sum().backward()
 
 
 def saved_elsewhere(rank: int, world_size: int) -> bool:
-    with setting(rank, world_size) as s, s.layouts[0]:
+    with setting(rank, world_size) as s, s.microbatches[0]:
         expected = s.gradient(s.loss(0))
         with torch.autograd.graph.save_on_cpu():
             return torch.equal(s.gradient(s.loss(0)), expected)
@@ -143,8 +143,8 @@ def saved_elsewhere(rank: int, world_size: int) -> bool:
 def compiled(rank: int, world_size: int) -> bool:
     with setting(rank, world_size) as s:
         fast = torch.compile(s.model, backend="aot_eager", fullgraph=True)
-        for pack, layout in zip(s.packs, s.layouts, strict=True):
-            with layout:
+        for pack, microbatch in zip(s.packs, s.microbatches, strict=True):
+            with microbatch:
                 expected = s.gradient(summed_loss(s.model, pack, ROWS))
                 got = s.gradient(summed_loss(fast, pack, ROWS))
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
@@ -160,26 +160,26 @@ def closed_with_plans_pending(rank: int, world_size: int) -> None:
         time.sleep(0.02 * rank)
 
 
-def test_an_outer_layout_may_be_entered_again_inside_an_inner_one(ranks2: RankPool) -> None:
-    for alone, between in ranks2.run(inner_layout_after_an_outer_one):
+def test_an_outer_microbatch_may_be_entered_again_inside_an_inner_one(ranks2: RankPool) -> None:
+    for alone, between in ranks2.run(inner_microbatch_after_an_outer_one):
         assert alone == between
 
 
-def test_a_layout_is_a_context_for_its_recomputation(ranks2: RankPool) -> None:
-    assert all(ranks2.run(recomputed_in_own_layout))
+def test_a_microbatch_is_a_context_for_its_recomputation(ranks2: RankPool) -> None:
+    assert all(ranks2.run(recomputed_in_own_microbatch))
 
 
 @pytest.mark.parametrize("pool_size", [1, 2])
-def test_a_recomputation_inside_another_layout_is_refused_everywhere(
+def test_a_recomputation_inside_another_microbatch_is_refused_everywhere(
     ranks2: RankPool, pool_size: int
 ) -> None:
     for error in ranks2.run(recomputed_elsewhere, pool_size, True, expect_error=True):
         assert error.startswith("CheckpointError") and "different metadata" in error
 
 
-def test_a_recomputation_outside_its_layout_says_what_to_do(ranks2: RankPool) -> None:
+def test_a_recomputation_outside_its_microbatch_says_what_to_do(ranks2: RankPool) -> None:
     for error in ranks2.run(recomputed_elsewhere, 2, False, expect_error=True):
-        assert "outside a layout" in error and "layout=..." in error
+        assert "outside a microbatch" in error and "microbatch=..." in error
 
 
 @pytest.mark.parametrize("backward", ["retain", "refetch"])

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 
 import libra
 from libra.config import BackwardMode
-from libra.plan.plan import plan_pool
+from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan
-from libra.runtime import program
+from libra.runtime import device_plan as device_plan
 from tests.distributed import test_order
 from tests.distributed.cases import Case, Errors, attention_case, make_pack, make_pool
 from tests.distributed.collective_log import Log, recorded
@@ -75,7 +75,7 @@ def posted(at_once: bool) -> Iterator[None]:
     if not at_once:
         yield
         return
-    with mock.patch.object(program, "hop_blocks", return_value=False):
+    with mock.patch.object(device_plan, "hop_blocks", return_value=False):
         yield
 
 
@@ -141,7 +141,7 @@ def twice(rank: int, world_size: int, case: Case) -> list[list[torch.Tensor]]:
     results = []
     for _ in range(2):
         inputs = [tensor.clone().requires_grad_() for tensor in qkv]
-        with pool.layout(case.bounds[rank], tokens=case.tokens):
+        with pool.microbatch(case.bounds[rank], tokens=case.tokens):
             out = libra.libra_attention(*inputs)
             results.append([out.detach(), *torch.autograd.grad(out, inputs, dout)])
     pool.close()
@@ -163,7 +163,7 @@ def order_of(rank: int, world_size: int, run: str, case: Case, at_once: bool) ->
     """The collectives of a run of the order tests."""
     pool = make_pool(world_size, case.cp, case.config)
     inputs = [tensor.requires_grad_() for tensor in make_pack(case, rank)[:3]]
-    with posted(at_once), recorded() as log, pool.layout(case.bounds[rank], tokens=case.tokens):
+    with posted(at_once), recorded() as log, pool.microbatch(case.bounds[rank], tokens=case.tokens):
         test_order.RUNS[run](*inputs)
     pool.close()
     return log

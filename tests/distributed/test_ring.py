@@ -18,7 +18,7 @@ from tests.distributed.cases import Case, Errors, compare, make_mesh, make_pack,
 from tests.distributed.ranks import RankPool
 from tests.distributed.test_attention import TOLERANCE, draw_bounds
 from tests.distributed.threads import threaded_ranks
-from tests.unit.flash_standins import install_flash2
+from tests.unit.runtime.kernels.flash_standins import install_flash2
 
 
 def ring_case(rank: int, world_size: int, case: Case) -> Errors:

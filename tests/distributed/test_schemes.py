@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import libra
 from libra.baselines.wlb import WlbConfig
-from libra.bench.contestants import Contestant, Field, make_field
+from libra.bench.contestants import Field, SchemeRunner, make_field
 from libra.bench.measure import Place, measure_windows
 from libra.bench.schemes import Scheme, window_steps
 from libra.bench.stopwatch import TimedKernel
@@ -67,7 +67,7 @@ def whole_window(job: Job) -> list[torch.Tensor]:
     ]
 
 
-def run_window(each: Contestant, job: Job, rank: int, world_size: int) -> list[torch.Tensor]:
+def run_window(each: SchemeRunner, job: Job, rank: int, world_size: int) -> list[torch.Tensor]:
     """out, dq, dk and dv of every token of the window, summed over all ranks' steps."""
     window, (replica, cp_rank) = job.window, divmod(rank, job.cp)
     steps = window_steps(

@@ -53,7 +53,7 @@ def test_a_pack_of_padding_gets_zeros_and_its_rank_helps(ranks2: RankPool) -> No
 def zeros_on_padding(rank: int, world_size: int, case: Case) -> bool:
     pool = make_pool(world_size, case.cp, case.config)
     q, k, v, dout = make_pack(case, rank)
-    with pool.layout(case.bounds[rank], tokens=case.tokens):
+    with pool.microbatch(case.bounds[rank], tokens=case.tokens):
         out = libra.libra_attention(q.requires_grad_(), k, v)
         out.backward(dout)
     pool.close()
@@ -97,7 +97,7 @@ def test_ulysses_refuses_heads_that_do_not_divide_and_says_what_would(ranks4: Ra
 def plain_call(rank: int, world_size: int, case: Case) -> torch.Tensor:
     pool = make_pool(world_size, case.cp, case.config)
     q, k, v = (tensor[my_rows(case, rank % case.cp)] for tensor in make_pack(case, 0)[:3])
-    with pool.layout(case.bounds[rank // case.cp], tokens=case.tokens):
+    with pool.microbatch(case.bounds[rank // case.cp], tokens=case.tokens):
         return libra.libra_attention(q, k, v)
 
 
@@ -132,7 +132,7 @@ def error_of_views(rank: int, world_size: int, case: Case, view: str) -> float:
         leaves = [tensor.requires_grad_() for tensor in qkv]
         q, k, v = leaves
         dout = torch.ones(1, 1, 1, dtype=dout.dtype).expand_as(dout)
-    with pool.layout(case.bounds[rank], tokens=case.tokens):
+    with pool.microbatch(case.bounds[rank], tokens=case.tokens):
         out = libra.libra_attention(q, k, v)
         got = [out, *torch.autograd.grad(out, leaves, dout)]
     pool.close()
@@ -157,7 +157,7 @@ def autocast_call(
 ) -> tuple[torch.dtype, torch.dtype | None, float]:
     pool = make_pool(world_size, 1, case.config)
     q, k, v, dout = make_pack(case, rank)
-    with pool.layout(case.bounds[rank]), torch.autocast("cpu", torch.bfloat16):
+    with pool.microbatch(case.bounds[rank]), torch.autocast("cpu", torch.bfloat16):
         out = libra.libra_attention(q.requires_grad_(), k, v)
     out.backward(dout.to(out.dtype))
     pool.close()
@@ -185,7 +185,7 @@ def repeats_itself(rank: int, world_size: int, case: Case) -> bool:
     qkv = [tensor.requires_grad_() for tensor in qkv]
     results = []
     for _ in range(3):
-        with pool.layout(case.bounds[replica], tokens=case.tokens):
+        with pool.microbatch(case.bounds[replica], tokens=case.tokens):
             out = libra.libra_attention(*qkv)
             results.append([out, *torch.autograd.grad(out, qkv, dout)])
     pool.close()
@@ -207,7 +207,7 @@ def evaluation(rank: int, world_size: int, case: Case) -> bool:
     """
     pool = make_pool(world_size, 1, case.config)
     q, k, v, _ = make_pack(case, rank)
-    with pool.layout(case.bounds[rank], tokens=case.tokens):
+    with pool.microbatch(case.bounds[rank], tokens=case.tokens):
         plain, *kept = torch.ops.libra.attention(q, k, v, 0, 0.5, False)[:4]
         trained, *for_backward = torch.ops.libra.attention(q, k, v, 0, 0.5, True)[:4]
         evaluated = libra.libra_attention(q, k, v, scale=0.5)

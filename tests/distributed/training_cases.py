@@ -75,7 +75,7 @@ def train(rank: int, world_size: int, case: Training) -> Trained:
     model = wrap(bare, case, world_size)
     optimizer = make_optimizer(model)
     scale = 1 if case.wrapping == "none" else world_size  # DDP and FSDP average over ranks
-    losses, evaluated, gradients, layouts = [], [], {}, []
+    losses, evaluated, gradients, microbatches = [], [], {}, []
 
     for step in range(case.steps):
         targets = targets_of(step, case.microbatches, replicas)
@@ -83,7 +83,7 @@ def train(rank: int, world_size: int, case: Training) -> Trained:
         if case.evaluate:
             total = torch.zeros((), dtype=torch.float64)
             for pack in packs:
-                with getattr(torch, case.evaluate)(), pool.layout(pack.bounds, tokens=TOKENS):
+                with getattr(torch, case.evaluate)(), pool.microbatch(pack.bounds, tokens=TOKENS):
                     total += summed_loss(model, pack, rows).double() / targets
             evaluated.append(over_all_ranks(total).item())
         if case.prefetch:
@@ -97,14 +97,14 @@ def train(rank: int, world_size: int, case: Training) -> Trained:
         total = torch.zeros((), dtype=torch.float64)
         waiting = []
         for pack in packs:
-            layout = pool.layout(pack.bounds, tokens=TOKENS)
-            layouts.append(counting(layout))
+            microbatch = pool.microbatch(pack.bounds, tokens=TOKENS)
+            microbatches.append(counting(microbatch))
             if case.order == "in turn":
-                with layout, summing_gradients(model, pack is packs[-1]):
+                with microbatch, summing_gradients(model, pack is packs[-1]):
                     loss = summed_loss(model, pack, rows, case.autocast) / targets
                     (loss * scale).backward()
             else:
-                with attend.using(layout):
+                with attend.using(microbatch):
                     loss = summed_loss(model, pack, rows, case.autocast) / targets
                 waiting.append(loss)
             total += loss.detach().double()
@@ -120,14 +120,14 @@ def train(rank: int, world_size: int, case: Training) -> Trained:
         if step + 1 < case.steps:
             optimizer.step()
 
-    moved = [layout.plan() for layout, _ in layouts]
+    moved = [microbatch.plan() for microbatch, _ in microbatches]
     pool.close()
     return Trained(
         losses=losses,
         gradients=gradients,
         evaluated=evaluated,
         bytes_moved=sum(plan.bytes_q + plan.bytes_kv + plan.bytes_o for plan in moved),
-        attention_forwards=sum(len(calls) for _, calls in layouts),
+        attention_forwards=sum(len(calls) for _, calls in microbatches),
     )
 
 
@@ -161,7 +161,7 @@ def summing_gradients(model: nn.Module, last: bool) -> AbstractContextManager[No
 
 
 def recompute_blocks(model: Decoder, attend: LibraAttend, recompute: Recompute) -> None:
-    """Activation checkpointing of every block.  A recomputation has its forward's own layout, if
+    """Activation checkpointing of every block.  A recomputation has its forward's own microbatch, if
     there was one, else the innermost active one.
     """
     kept = {
@@ -178,10 +178,10 @@ def recompute_blocks(model: Decoder, attend: LibraAttend, recompute: Recompute) 
 
     def checkpointed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def call(*inputs: Tensor) -> Tensor:
-            layout = attend.layout
+            microbatch = attend.microbatch
 
             def run(*inputs: Tensor) -> Tensor:
-                with attend.using(layout):
+                with attend.using(microbatch):
                     return forward(*inputs)
 
             return checkpoint(run, *inputs, **options)
@@ -193,17 +193,17 @@ def recompute_blocks(model: Decoder, attend: LibraAttend, recompute: Recompute) 
             block.forward = checkpointed(block.forward)
 
 
-def counting(layout: libra.Layout) -> tuple[libra.Layout, list[None]]:
-    """The layout, and a list that grows with each of its attention forwards."""
+def counting(microbatch: libra.Microbatch) -> tuple[libra.Microbatch, list[None]]:
+    """The microbatch, and a list that grows with each of its attention forwards."""
     calls: list[None] = []
-    attend = layout.attend
+    attend = microbatch.attend
 
     def counted(*args: Any) -> Any:
         calls.append(None)
         return attend(*args)
 
-    layout.attend = counted
-    return layout, calls
+    microbatch.attend = counted
+    return microbatch, calls
 
 
 def over_all_ranks(part: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from numpy.typing import ArrayLike
 
 from libra.config import PoolConfig
-from libra.packing import Packs
+from libra.data.packing import Packs
 
 if TYPE_CHECKING:
-    from libra.sampler import PoolSampler
+    from libra.data.sampler import PoolSampler
 
 
 def cluster_config(config: PoolConfig, dp_size: int) -> PoolConfig:
@@ -34,7 +34,7 @@ def cluster_sampler(
     seed: int = 0,
 ) -> PoolSampler:
     """Packs in plain order, the same windows as any `PoolSampler` of this seed."""
-    from libra.sampler import PoolSampler  # torch: loaded by those who need it
+    from libra.data.sampler import PoolSampler  # torch: loaded by those who need it
 
     return PoolSampler(
         lengths_of_packs,

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from libra.runtime.loss import finish
-from libra.runtime.stages import stage
+from libra.runtime.failure import finish
+from libra.runtime.torch_private import stage
 
 
 class Flight:

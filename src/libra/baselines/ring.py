@@ -27,11 +27,11 @@ from torch.autograd.function import once_differentiable
 from libra.baselines.hop import Flight, exchange
 from libra.baselines.ring_steps import Reads, RingSteps, ring_steps
 from libra.config import HeadShape, PoolConfig, ShardLayout
+from libra.data.lengths import check_cu_seqlens
 from libra.runtime.inputs import find_problem, head_shape
 from libra.runtime.kernels import kernel_for
-from libra.runtime.kernels.segments import Kernel
-from libra.runtime.stages import stage
-from libra.workload import check_cu_seqlens
+from libra.runtime.kernels.interface import Kernel
+from libra.runtime.torch_private import stage
 
 IntArray = NDArray[np.int64]
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.config import ShardLayout
-from libra.plan.segments import Segments
-from libra.shards import ShardMap, shard_map
+from libra.data.cp_shards import ShardMap, shard_map
+from libra.plan.segments import AttentionCall
 
 IntArray = NDArray[np.int64]
 
@@ -33,10 +33,10 @@ class Reads:
     k_start: IntArray
     k_len: IntArray
 
-    def segments(self, first: int, heads: int, kv_heads: int, *, causal: bool) -> Segments:
+    def segments(self, first: int, heads: int, kv_heads: int, *, causal: bool) -> AttentionCall:
         """As one kernel call on a block that starts at its row `first`."""
         none = np.zeros_like(self.q_start)
-        return Segments(
+        return AttentionCall(
             q_start=self.q_start,
             q_len=self.q_len,
             k_start=self.k_start - first,

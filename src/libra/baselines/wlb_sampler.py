@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.baselines.wlb import WlbConfig, repack_by_cost
-from libra.packing import Packs
-from libra.sampler import PoolSampler
+from libra.data.packing import Packs
+from libra.data.sampler import PoolSampler
 
 IntArray = NDArray[np.int64]
 

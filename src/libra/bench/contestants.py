@@ -20,11 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from libra.baselines.ring import RingLayout, ring_attention
 from libra.bench.schemes import Scheme, scheme_config
 from libra.config import HeadShape, PoolConfig, ShardLayout
+from libra.data.lengths import causal_pairs
 from libra.runtime.attention import libra_attention
-from libra.runtime.kernels.segments import Kernel
-from libra.runtime.membership import Groups
+from libra.runtime.kernels.interface import Kernel
 from libra.runtime.pool import SequencePool
-from libra.workload import causal_pairs
+from libra.runtime.process_groups import Groups
 
 IntArray = NDArray[np.int64]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -42,7 +42,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
+class SchemeRunner:
     """One scheme on this rank."""
 
     scheme: Scheme
@@ -56,7 +56,7 @@ class Contestant:
 class Field:
     """All contestants of a run."""
 
-    contestants: tuple[Contestant, ...]
+    contestants: tuple[SchemeRunner, ...]
     pools: tuple[SequencePool, ...]
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ def make_field(
                 groups[size] = pools[chosen].groups
             prepare = partial(_prepare_pooled, pools[chosen])
         made.append(
-            Contestant(
+            SchemeRunner(
                 scheme=scheme,
                 pool_size=chosen.pool_size,
                 shard_layout=chosen.shard_layout,
@@ -106,11 +106,11 @@ def make_field(
 def _prepare_pooled(
     pool: SequencePool, cu_seqlens: IntArray, tokens: int, heads: HeadShape
 ) -> Ready:
-    layout = pool.layout(cu_seqlens, tokens=tokens)
-    plan = layout.plan(heads)
+    microbatch = pool.microbatch(cu_seqlens, tokens=tokens)
+    plan = microbatch.plan(heads)
     worker = pool.membership.worker
     return Ready(
-        attend=partial(libra_attention, layout=layout),
+        attend=partial(libra_attention, microbatch=microbatch),
         load=int(plan.load[worker]),
         sent=int(plan.traffic[:, worker].sum()),
     )

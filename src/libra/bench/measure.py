@@ -17,12 +17,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from libra.baselines.wlb import WlbConfig
-from libra.bench.contestants import Contestant, Ready, random_rows
+from libra.bench.contestants import Ready, SchemeRunner, random_rows
 from libra.bench.schemes import Scheme, Step, window_steps
 from libra.bench.stopwatch import TimedKernel
 from libra.config import HeadShape
-from libra.packing import Packs
-from libra.shards import local_positions
+from libra.data.cp_shards import local_positions
+from libra.data.packing import Packs
 
 FloatArray = NDArray[np.float64]
 
@@ -63,7 +63,7 @@ class StepTimes:
 
 def measure_windows(
     windows: Iterable[Packs],
-    contestants: Sequence[Contestant],
+    contestants: Sequence[SchemeRunner],
     place: Place,
     *,
     layers: int,
@@ -89,7 +89,7 @@ def measure_windows(
     return times
 
 
-def plan_steps(contestant: Contestant, window: Packs, place: Place, wlb: WlbConfig) -> list[Step]:
+def plan_steps(contestant: SchemeRunner, window: Packs, place: Place, wlb: WlbConfig) -> list[Step]:
     """The steps that a contestant makes of a window."""
     return window_steps(
         window,
@@ -101,7 +101,7 @@ def plan_steps(contestant: Contestant, window: Packs, place: Place, wlb: WlbConf
 
 
 def prepare_step(
-    contestant: Contestant, window: Packs, step: Step, place: Place, seed: int
+    contestant: SchemeRunner, window: Packs, step: Step, place: Place, seed: int
 ) -> tuple[Ready, Callable[[], None]]:
     """A planned microbatch, and a call that runs one layer of it on random rows.  Collective."""
     replica, cp_rank = divmod(place.rank, place.cp)

@@ -18,19 +18,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.distributed.device_mesh import init_device_mesh
 
-from libra.bench.command import DTYPES, BenchOptions, check_options, read_windows, settings
-from libra.bench.contestants import Contestant, make_field
+from libra.bench.contestants import SchemeRunner, make_field
 from libra.bench.figures import compare, print_figures
 from libra.bench.measure import Place, StepTimes, measure_windows, plan_steps, prepare_step
 from libra.bench.schemes import NAMES, Scheme
 from libra.bench.stopwatch import TimedKernel
 from libra.bench.trace import Event, bench_trace, traced_step
+from libra.cli.bench import DTYPES, BenchOptions, check_options, read_windows, settings
+from libra.cli.console import table_console
 from libra.config import HeadShape
-from libra.packing import Packs
+from libra.data.packing import Packs
 from libra.plan.wire import fingerprint
-from libra.runtime.agreement import agree
+from libra.runtime.consensus import reach_consensus
 from libra.runtime.kernels import kernel_for
-from libra.show.console import table_console
 
 _PIPE_COLUMNS = 140
 
@@ -75,7 +75,7 @@ def _agreed(options: BenchOptions, device: torch.device) -> tuple[Place, list[Pa
     assert world is not None
     digest = [fingerprint(window.lengths.tobytes()) for window in windows]
     facts = {"options": settings(options), "corpus": digest, "device": device.type}
-    agree(world, "libra bench", problem, facts)
+    reach_consensus(world, "libra bench", problem, facts)
     assert kernel is not None
     dtype = options.dtype
     if dtype == "auto":
@@ -113,7 +113,7 @@ def _run(options: BenchOptions, place: Place, windows: Sequence[Packs], timeout:
 
 
 def _trace(
-    contestant: Contestant,
+    contestant: SchemeRunner,
     windows: Sequence[Packs],
     slowest: StepTimes,
     place: Place,

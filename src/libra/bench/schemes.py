@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from libra.baselines.cluster_pool import cluster_config
 from libra.baselines.wlb import WlbConfig, repack_by_cost
 from libra.config import PoolConfig, ulysses_beside
-from libra.dealing import scheme_pools
-from libra.packing import Packs
+from libra.data.packing import Packs
+from libra.data.pools import scheme_pools
 
 IntArray = NDArray[np.int64]
 Scheme = Literal["ulysses", "ring", "wlb", "cluster", "tap", "tap_vrsp", "libra"]

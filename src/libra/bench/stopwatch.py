@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from libra.runtime.kernels.segments import Kernel, Segments
+from libra.runtime.kernels.interface import AttentionCall, Kernel
 
 
 class TimedKernel:
@@ -30,7 +30,7 @@ class TimedKernel:
         self._seconds, self._events = 0.0, []
         return seconds
 
-    def prepare(self, segments: Segments, device: torch.device) -> Any:
+    def prepare(self, segments: AttentionCall, device: torch.device) -> Any:
         """The kernel's own preparation."""
         return self._kernel.prepare(segments, device)
 

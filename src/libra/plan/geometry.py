@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from libra.config import ShardLayout
-from libra.shards import shard_map
-from libra.workload import causal_pairs, check_cu_seqlens
+from libra.data.cp_shards import shard_map
+from libra.data.lengths import causal_pairs, check_cu_seqlens
 
 IntArray = NDArray[np.int64]
 
@@ -29,7 +29,7 @@ def _none() -> IntArray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class Overlaps:
     """Where intervals of two kinds overlap, ordered by position."""
 
     first: IntArray
@@ -58,7 +58,7 @@ class Geometry:
     fragment_local: IntArray
     pack_stop: IntArray
     """Pool position at which each pack's real tokens end, [packs]."""
-    holdings: Pieces
+    sample_shards: Overlaps
     """Samples (first) against the fragments (second) that hold them, ordered by sample, then
     position.
     """
@@ -72,7 +72,9 @@ class Geometry:
     """Row of a block's first token at its Q-home."""
     block_pairs: IntArray = field(default_factory=_none)
     """Causal query-key pairs of each block, one head."""
-    visits: Pieces = field(default_factory=lambda: Pieces(_none(), _none(), _none(), _none()))
+    block_samples: Overlaps = field(
+        default_factory=lambda: Overlaps(_none(), _none(), _none(), _none())
+    )
     """Blocks (first) against the samples (second) they meet."""
 
     @property
@@ -134,7 +136,7 @@ def pool_geometry(
         fragment_stop=fragment_stop,
         fragment_local=fragment_local,
         pack_stop=np.array([cu[-1] + p * tokens for p, cu in enumerate(bounds)], dtype=np.int64),
-        holdings=_overlap(sample_start, sample_stop, fragment_start, fragment_stop),
+        sample_shards=_overlap(sample_start, sample_stop, fragment_start, fragment_stop),
     )
     cuts = np.union1d(np.arange(0, tokens, block_size, dtype=np.int64), shards.start)
     return with_cuts(unblocked, (cuts + offset).ravel())
@@ -148,11 +150,11 @@ def with_cuts(geometry: Geometry, cuts: IntArray) -> Geometry:
     pack_stop = geometry.pack_stop[cuts // geometry.tokens]
     block_stop = np.maximum(np.minimum(block_end, pack_stop), cuts)
     home = np.searchsorted(geometry.fragment_start, cuts, side="right") - 1
-    visits = _overlap(cuts, block_stop, geometry.sample_start, geometry.sample_stop)
-    first_query = visits.start - geometry.sample_start[visits.second]
-    pairs = causal_pairs(first_query, first_query + visits.stop - visits.start)
+    block_samples = _overlap(cuts, block_stop, geometry.sample_start, geometry.sample_stop)
+    first_query = block_samples.start - geometry.sample_start[block_samples.second]
+    pairs = causal_pairs(first_query, first_query + block_samples.stop - block_samples.start)
     block_pairs = np.zeros(len(cuts), dtype=np.int64)
-    np.add.at(block_pairs, visits.first, pairs)
+    np.add.at(block_pairs, block_samples.first, pairs)
     return replace(
         geometry,
         block_start=cuts,
@@ -160,13 +162,13 @@ def with_cuts(geometry: Geometry, cuts: IntArray) -> Geometry:
         block_worker=geometry.fragment_worker[home],
         block_local=geometry.fragment_local[home] + cuts - geometry.fragment_start[home],
         block_pairs=block_pairs,
-        visits=visits,
+        block_samples=block_samples,
     )
 
 
 def _overlap(
     first_start: IntArray, first_stop: IntArray, second_start: IntArray, second_stop: IntArray
-) -> Pieces:
+) -> Overlaps:
     """Overlaps of two lists of disjoint, ascending intervals, in ascending order."""
     low = np.searchsorted(second_stop, first_start, side="right")
     high = np.maximum(np.searchsorted(second_start, first_stop, side="left"), low)
@@ -174,7 +176,7 @@ def _overlap(
     count = high - low
     first = np.repeat(np.arange(len(first_start)), count)
     second = spread(low, count)
-    return Pieces(
+    return Overlaps(
         first=first,
         second=second,
         start=np.maximum(first_start[first], second_start[second]),

@@ -40,7 +40,7 @@ def keeps_limits(plan: PoolPlan, beside: PoolPlan) -> bool:
     """Whether no worker of `plan` sends, receives or holds more than a limit allows, or than the
     busiest of a plan `beside` it that keeps the limits.
     """
-    from libra.plan.tally import held_for_others
+    from libra.plan.traffic import held_for_others
 
     limits = byte_limits(plan.config, plan.heads, int(plan.geometry.rows.max()))
 

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.config import HeadShape
-from libra.plan.lanes import Lanes
-from libra.plan.messages import Message, lands_apart
-from libra.plan.plan import PoolPlan
-from libra.plan.route import Route
-from libra.plan.tally import fetched_kv_rows, moved_q_rows
+from libra.plan.all_to_all import AllToAll, lands_apart
+from libra.plan.head_groups import HeadGroups
+from libra.plan.plan_pool import PoolPlan
+from libra.plan.rank_plan import RankPlan
+from libra.plan.traffic import fetched_kv_rows, moved_q_rows
 
 IntArray = NDArray[np.int64]
 
@@ -34,7 +34,7 @@ Count = TypeVar("Count", int, IntArray)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Counts(Generic[Count]):
-    """Lane rows over all chunks, of q lanes and kv lanes."""
+    """Lane rows over all chunks, of q head_groups and kv head_groups."""
 
     rows: Count
     """Local rows."""
@@ -79,34 +79,37 @@ class CallMemory(Generic[Count]):
         return self.fetched_q + self.fetched_kv
 
 
-def route_memory(route: Route, heads: HeadShape, *, refetch: bool) -> CallMemory[int]:
-    """What the executor takes for a route; `refetch` has the backward fetch Q, K and V again."""
-    hops, apart = (*route.kv, *route.relay), [each for each in route.assembly if each.apart]
+def rank_memory(rank_plan: RankPlan, heads: HeadShape, *, refetch: bool) -> CallMemory[int]:
+    """What the executor takes for a rank_plan; `refetch` has the backward fetch Q, K and V again."""
+    hops, apart = (
+        (*rank_plan.kv, *rank_plan.relay),
+        [each for each in rank_plan.assembly if each.apart],
+    )
     counts = _Counts(
-        rows=route.rows,
-        q_sent=sum(_sent(message) for message in route.q),
-        q_received=sum(message.received for message in route.q),
+        rows=rank_plan.rows,
+        q_sent=sum(_sent(message) for message in rank_plan.q),
+        q_received=sum(message.received for message in rank_plan.q),
         kv_sent=sum(_sent(message) for message in hops),
         kv_received=sum(message.received for message in hops),
-        kv_rows=sum(assembly.rows for assembly in route.assembly),
+        kv_rows=sum(assembly.rows for assembly in rank_plan.assembly),
         apart=sum(assembly.rows for assembly in apart),
         own=max((len(assembly.own) for assembly in apart), default=0),
-        largest=max(int(message.send_counts.max(initial=0)) for message in route.kv),
-        largest_relayed=max(int(message.send_counts.max(initial=0)) for message in route.relay),
+        largest=max(int(message.send_splits.max(initial=0)) for message in rank_plan.kv),
+        largest_relayed=max(int(message.send_splits.max(initial=0)) for message in rank_plan.relay),
     )
-    return _call_memory(counts, route.lanes, heads, refetch=refetch)
+    return _call_memory(counts, rank_plan.head_groups, heads, refetch=refetch)
 
 
-def _sent(message: Message) -> int:
-    return int(message.send_counts.sum())
+def _sent(message: AllToAll) -> int:
+    return int(message.send_splits.sum())
 
 
 def _call_memory(
-    counts: _Counts[Count], lanes: Lanes, heads: HeadShape, *, refetch: bool
+    counts: _Counts[Count], head_groups: HeadGroups, heads: HeadShape, *, refetch: bool
 ) -> CallMemory[Count]:
-    q_row, o_row = lanes.heads * heads.dim, lanes.heads * heads.value_dim
-    kv_row = lanes.kv_heads * (heads.dim + heads.value_dim)
-    wider = lanes.kv_heads * max(heads.dim, heads.value_dim)
+    q_row, o_row = head_groups.heads * heads.dim, head_groups.heads * heads.value_dim
+    kv_row = head_groups.kv_heads * (heads.dim + heads.value_dim)
+    wider = head_groups.kv_heads * max(heads.dim, heads.value_dim)
     fetched_q, fetched_kv = counts.q_received * q_row, counts.kv_rows * kv_row
     both_ways = q_row if q_row == o_row else q_row + o_row  # returns take the place of packed rows
     dispatched = (counts.kv_sent + counts.apart) * kv_row
@@ -148,11 +151,11 @@ class PoolMemory:
 
 
 def pool_memory(plan: PoolPlan) -> PoolMemory:
-    """`route_memory` of all workers at once, in bytes."""
-    lanes, workers, size = plan.lanes, plan.workers, plan.heads.bytes
+    """`rank_memory` of all workers at once, in bytes."""
+    head_groups, workers, size = plan.head_groups, plan.workers, plan.heads.bytes
     refetch = plan.config.backward == "refetch"
-    q = moved_q_rows(plan) * lanes.chunks
-    kv = plan.kv_transfers.rows(workers, lanes.chunks)  # [hops, chunks, workers, workers]
+    q = moved_q_rows(plan) * head_groups.chunks
+    kv = plan.kv_transfers.rows(workers, head_groups.chunks)  # [hops, chunks, workers, workers]
     buffers, apart = fetched_kv_rows(plan), lands_apart(plan)
     largest, largest_relayed = kv.max(axis=(1, 3))
     counts = _Counts(
@@ -167,7 +170,7 @@ def pool_memory(plan: PoolPlan) -> PoolMemory:
         largest=largest,
         largest_relayed=largest_relayed,
     )
-    memory = _call_memory(counts, lanes, plan.heads, refetch=refetch)
+    memory = _call_memory(counts, head_groups, plan.heads, refetch=refetch)
     kept = memory.outputs if refetch else memory.fetched + memory.outputs
     everything = memory.forward + memory.fetched + memory.outputs
     forward = (memory.forward + memory.fetched if refetch else memory.forward) * size
@@ -180,9 +183,9 @@ def pool_memory(plan: PoolPlan) -> PoolMemory:
 
 
 def _own_rows(plan: PoolPlan) -> IntArray:
-    """kv lane rows of each kv buffer that its worker holds itself, [chunks, workers]."""
+    """kv head_group rows of each kv buffer that its worker holds itself, [chunks, workers]."""
     moves = plan.kv_transfers
     own = np.flatnonzero(moves.source == moves.destination)
-    rows = np.zeros((plan.lanes.chunks, plan.workers), dtype=np.int64)
+    rows = np.zeros((plan.head_groups.chunks, plan.workers), dtype=np.int64)
     np.add.at(rows, (moves.chunk[own], moves.destination[own]), moves.length[own])
     return rows

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from libra.config import HeadShape, PoolConfig
 from libra.plan.geometry import Geometry, pool_geometry, with_cuts
-from libra.plan.lanes import Lanes, cut_lanes
-from libra.plan.needs import KVTransfers, Needs, kv_transfers, pool_needs
-from libra.plan.relays import relieves, sent_rows, with_relays
+from libra.plan.head_groups import HeadGroups, cut_heads
+from libra.plan.kv_fetch import KVFetches, KVTransfers, kv_transfers, pool_kv_fetches
+from libra.plan.kv_multicast import relieves, sent_rows, with_multicast
 from libra.plan.wire import fingerprint, pack, unpack
 
 IntArray = NDArray[np.int64]
@@ -56,15 +56,17 @@ class PoolPlan:
         return with_cuts(unblocked, self.cuts)
 
     @cached_property
-    def lanes(self) -> Lanes:
+    def head_groups(self) -> HeadGroups:
         """How heads are cut."""
-        return cut_lanes(self.heads, self.shards, self.config.chunks)
+        return cut_heads(self.heads, self.shards, self.config.chunks)
 
     @cached_property
-    def needs(self) -> Needs:
+    def kv_fetches(self) -> KVFetches:
         """K and V rows that each worker needs."""
         whole = self.config.placement == "paper"
-        return pool_needs(self.geometry, self.assignment, self.lanes, complete_groups=whole)
+        return pool_kv_fetches(
+            self.geometry, self.assignment, self.head_groups, complete_groups=whole
+        )
 
     @cached_property
     def kv_transfers(self) -> KVTransfers:
@@ -72,11 +74,11 @@ class PoolPlan:
 
         `surplus` has relays pass them on where that relieves the busiest sender.
         """
-        direct = kv_transfers(self.geometry, self.needs)
+        direct = kv_transfers(self.geometry, self.kv_fetches)
         if self.config.placement != "surplus":
             return direct
         per_node = self.config.ranks_per_node
-        relayed = with_relays(direct, self.needs, workers=self.workers, per_node=per_node)
+        relayed = with_multicast(direct, self.kv_fetches, workers=self.workers, per_node=per_node)
         if relayed is direct:
             return direct
         node = np.arange(self.workers) // per_node
@@ -96,7 +98,7 @@ class PoolPlan:
     @cached_property
     def load(self) -> IntArray:
         """Causal query-key pairs times heads of each worker, int64 [workers]."""
-        shards = self.lanes.shards
+        shards = self.head_groups.shards
         cost = np.repeat(self.geometry.block_pairs * (self.heads.q // shards), shards)
         load = np.zeros(self.workers, dtype=np.int64)
         np.add.at(load, self.assignment, cost)
@@ -128,25 +130,27 @@ class PoolPlan:
     @cached_property
     def _query_traffic(self) -> IntArray:
         """Forward bytes of Q and O, [2, workers, workers]."""
-        heads, lanes = self.heads, self.lanes
+        heads, head_groups = self.heads, self.head_groups
         traffic = np.zeros((2, self.workers, self.workers), dtype=np.int64)
-        home = np.repeat(self.geometry.block_worker, lanes.shards)
-        rows = np.repeat(self.geometry.block_stop - self.geometry.block_start, lanes.shards)
+        home = np.repeat(self.geometry.block_worker, head_groups.shards)
+        rows = np.repeat(self.geometry.block_stop - self.geometry.block_start, head_groups.shards)
         away = home != self.assignment
-        elements = rows[away] * (heads.q // lanes.shards) * heads.bytes
+        elements = rows[away] * (heads.q // head_groups.shards) * heads.bytes
         np.add.at(traffic[0], (home[away], self.assignment[away]), elements * heads.dim)
         np.add.at(traffic[1], (self.assignment[away], home[away]), elements * heads.value_dim)
         return traffic
 
     def _kv_traffic(self, moves: KVTransfers) -> IntArray:
         """Bytes of K and V from worker i to worker j, both hops, [workers, workers]."""
-        rows: IntArray = moves.rows(self.workers, self.lanes.chunks).sum(axis=(0, 1))
+        rows: IntArray = moves.rows(self.workers, self.head_groups.chunks).sum(axis=(0, 1))
         return rows * self._kv_row
 
     @property
     def _kv_row(self) -> int:
-        """Bytes of K and V of one row of a kv lane."""
-        return self.lanes.kv_heads * (self.heads.dim + self.heads.value_dim) * self.heads.bytes
+        """Bytes of K and V of one row of a kv head_group."""
+        return (
+            self.head_groups.kv_heads * (self.heads.dim + self.heads.value_dim) * self.heads.bytes
+        )
 
     @property
     def backward_traffic(self) -> IntArray:

@@ -25,7 +25,7 @@ IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segments:
+class AttentionCall:
     """One kernel call's work.  All arrays int64 [segments]; `q_len >= 1` and `k_len >= q_len`, or
     `k_len >= 1` where not causal.
     """

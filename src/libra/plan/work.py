@@ -1,8 +1,8 @@
-"""Every kernel segment of a pool at once: what all workers' routes launch, without the routes.
+"""Every kernel segment of a pool at once: what all workers' rank_plans launch, without the rank_plans.
 
-Segments of a worker are its visits (block, sample), joined where one continues another, for each
-lane.  Whether a visit continues the one before depends on the head shard alone, and all else on its
-*column*, the lanes of one shard that read one kv lane; so nothing is sorted, and lanes appear only
+AttentionCall of a worker are its block_samples (block, sample), joined where one continues another, for each
+head_group.  Whether a visit continues the one before depends on the head shard alone, and all else on its
+*column*, the head_groups of one shard that read one kv head_group; so nothing is sorted, and head_groups appear only
 where each makes a segment of its own.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from libra.data.lengths import causal_pairs
+from libra.plan.attention_calls import LOCAL
 from libra.plan.geometry import spread
-from libra.plan.lanes import Lanes
-from libra.plan.launches import LOCAL
-from libra.plan.plan import PoolPlan
-from libra.workload import causal_pairs
+from libra.plan.head_groups import HeadGroups
+from libra.plan.plan_pool import PoolPlan
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -50,28 +50,33 @@ class Work:
 
 
 def pool_work(plan: PoolPlan) -> Work:
-    """The segments of all launches of all workers, as `worker_route` makes them."""
-    geometry, lanes, needs = plan.geometry, plan.lanes, plan.needs
-    visits, columns = geometry.visits, _columns(lanes)
-    worker = plan.assignment.reshape(-1, lanes.shards)[visits.first]
-    at_home = worker == geometry.block_worker[visits.first][:, None]
+    """The segments of all launches of all workers, as `make_rank_plan` makes them."""
+    geometry, head_groups, needs = plan.geometry, plan.head_groups, plan.kv_fetches
+    block_samples, columns = geometry.block_samples, _columns(head_groups)
+    worker = plan.assignment.reshape(-1, head_groups.shards)[block_samples.first]
+    at_home = worker == geometry.block_worker[block_samples.first][:, None]
     opens, last = _runs(plan, worker, at_home)
 
-    visit, column = np.nonzero(opens[:, columns.shard])  # ordered by visit, then lane
+    visit, column = np.nonzero(opens[:, columns.shard])  # ordered by visit, then head_group
     shard = columns.shard[column]
     last = last[visit, shard]
-    sample = visits.second[visit]
+    sample = block_samples.second[visit]
     who = worker[visit, shard].astype(np.int64)
-    need = needs.find(who, sample, columns.kv_lane[column], lanes)
+    need = needs.find(who, sample, columns.kv_head_group[column], head_groups)
     home, resident = at_home[visit, shard], needs.resident[need]
-    q_len = visits.stop[last] - visits.start[visit]
-    k_len = visits.stop[last] - geometry.sample_start[sample]
+    q_len = block_samples.stop[last] - block_samples.start[visit]
+    k_len = block_samples.stop[last] - geometry.sample_start[sample]
     kv_buffer = np.where(resident, LOCAL, needs.chunk[need])
 
     local = np.flatnonzero(home & resident)
-    first, first_lane, width = _lane_runs(visit[local], column[local], last[local], columns, lanes)
+    first, first_lane, width = _lane_runs(
+        visit[local], column[local], last[local], columns, head_groups
+    )
     first = local[first]
-    first_kv, last_kv = lanes.kv_lane(first_lane), lanes.kv_lane(first_lane + width - 1)
+    first_kv, last_kv = (
+        head_groups.kv_head_group(first_lane),
+        head_groups.kv_head_group(first_lane + width - 1),
+    )
     at_once = Work(
         worker=who[first],
         chunk=np.full_like(first, LOCAL),
@@ -79,13 +84,15 @@ def pool_work(plan: PoolPlan) -> Work:
         kv_buffer=np.full_like(first, LOCAL),
         q_len=q_len[first],
         k_len=k_len[first],
-        heads=width * lanes.heads,
-        kv_heads=(last_kv - first_kv + 1) * lanes.kv_heads,
+        heads=width * head_groups.heads,
+        kv_heads=(last_kv - first_kv + 1) * head_groups.kv_heads,
     )
 
     waits = np.flatnonzero(~(home & resident))
-    each = np.repeat(waits, columns.lanes[column[waits]])  # a segment for every lane
-    chunk = lanes.chunk(spread(columns.lane[column[waits]], columns.lanes[column[waits]]))
+    each = np.repeat(waits, columns.head_groups[column[waits]])  # a segment for every head_group
+    chunk = head_groups.chunk(
+        spread(columns.head_group[column[waits]], columns.head_groups[column[waits]])
+    )
     by_chunk = Work(
         worker=who[each],
         chunk=chunk,
@@ -93,8 +100,8 @@ def pool_work(plan: PoolPlan) -> Work:
         kv_buffer=kv_buffer[each],
         q_len=q_len[each],
         k_len=k_len[each],
-        heads=np.full_like(each, lanes.heads),
-        kv_heads=np.full_like(each, lanes.kv_heads),
+        heads=np.full_like(each, head_groups.heads),
+        kv_heads=np.full_like(each, head_groups.kv_heads),
     )
     return Work(
         **{
@@ -108,23 +115,28 @@ def pool_work(plan: PoolPlan) -> Work:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Columns:
-    """Lanes of one head shard that read one kv lane, in lane order; int64 [columns]."""
+    """HeadGroups of one head shard that read one kv head_group, in head_group order; int64 [columns]."""
 
     shard: IntArray
-    kv_lane: IntArray
-    lane: IntArray
-    """First lane."""
-    lanes: IntArray
+    kv_head_group: IntArray
+    head_group: IntArray
+    """First head_group."""
+    head_groups: IntArray
     """How many."""
 
 
-def _columns(lanes: Lanes) -> _Columns:
-    lane = np.arange(lanes.count, dtype=np.int64)
-    shard, kv_lane = lane // lanes.per_shard, lanes.kv_lane(lane)
-    opens = np.ones(lanes.count, dtype=np.bool_)
-    opens[1:] = (shard[1:] != shard[:-1]) | (kv_lane[1:] != kv_lane[:-1])
+def _columns(head_groups: HeadGroups) -> _Columns:
+    head_group = np.arange(head_groups.count, dtype=np.int64)
+    shard, kv_head_group = (
+        head_group // head_groups.per_shard,
+        head_groups.kv_head_group(head_group),
+    )
+    opens = np.ones(head_groups.count, dtype=np.bool_)
+    opens[1:] = (shard[1:] != shard[:-1]) | (kv_head_group[1:] != kv_head_group[:-1])
     first = np.flatnonzero(opens)
-    return _Columns(shard[first], kv_lane[first], first, np.diff(np.append(first, lanes.count)))
+    return _Columns(
+        shard[first], kv_head_group[first], first, np.diff(np.append(first, head_groups.count))
+    )
 
 
 def _runs(
@@ -133,31 +145,33 @@ def _runs(
     """Whether each (visit, shard) opens a segment, and the last visit of the segment that it opens.
 
     A visit continues the one before it where both are of one sample, at one worker, side by side in
-    the rows of the q buffer: rows of one home always, fetched rows if no other lane or tile lies
+    the rows of the q buffer: rows of one home always, fetched rows if no other head_group or tile lies
     between.
     """
-    geometry, lanes = plan.geometry, plan.lanes
-    visits = geometry.visits
-    count = len(visits.first)
-    length = visits.stop - visits.start
-    into_block = visits.start - geometry.block_start[visits.first]
-    row = geometry.block_local[visits.first] + into_block
+    geometry, head_groups = plan.geometry, plan.head_groups
+    block_samples = geometry.block_samples
+    count = len(block_samples.first)
+    length = block_samples.stop - block_samples.start
+    into_block = block_samples.start - geometry.block_start[block_samples.first]
+    row = geometry.block_local[block_samples.first] + into_block
 
-    continues = np.zeros((count, lanes.shards), dtype=np.bool_)
+    continues = np.zeros((count, head_groups.shards), dtype=np.bool_)
     beside = row[1:] == row[:-1] + length[:-1]
     continues[1:] = at_home[1:] & at_home[:-1] & beside[:, None]
-    if lanes.per_chunk == 1:
-        fetched = _fetched_rows(plan)[visits.first] + into_block[:, None]
+    if head_groups.per_chunk == 1:
+        fetched = _fetched_rows(plan)[block_samples.first] + into_block[:, None]
         beside = fetched[1:] == fetched[:-1] + length[:-1, None]
         continues[1:] |= ~at_home[1:] & ~at_home[:-1] & beside
     continues[1:] &= worker[1:] == worker[:-1]
-    same = (visits.second[1:] == visits.second[:-1]) & (visits.start[1:] == visits.stop[:-1])
+    same = (block_samples.second[1:] == block_samples.second[:-1]) & (
+        block_samples.start[1:] == block_samples.stop[:-1]
+    )
     continues[1:] &= same[:, None]
 
     opens = ~continues
     following = np.where(opens, np.arange(count)[:, None], count)
     following = np.minimum.accumulate(following[::-1], axis=0)[::-1]  # itself where it opens one
-    last = np.full((count, lanes.shards), count - 1, dtype=np.int64)
+    last = np.full((count, head_groups.shards), count - 1, dtype=np.int64)
     last[:-1] = following[1:] - 1
     return opens, last
 
@@ -167,7 +181,7 @@ def _fetched_rows(plan: PoolPlan) -> IntArray:
 
     Counted through the pool: only rows of one worker may be compared.
     """
-    geometry, shards = plan.geometry, plan.lanes.shards
+    geometry, shards = plan.geometry, plan.head_groups.shards
     home = np.repeat(geometry.block_worker, shards)
     rows = np.repeat(geometry.block_stop - geometry.block_start, shards)
     moved = np.flatnonzero((home != plan.assignment) & (rows > 0))
@@ -179,12 +193,12 @@ def _fetched_rows(plan: PoolPlan) -> IntArray:
 
 
 def _lane_runs(
-    visit: IntArray, column: IntArray, last: IntArray, columns: _Columns, lanes: Lanes
+    visit: IntArray, column: IntArray, last: IntArray, columns: _Columns, head_groups: HeadGroups
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Local segments of equal rows joined over neighbouring lanes.
+    """Local segments of equal rows joined over neighbouring head_groups.
 
     Takes them by visit, then column; returns (index of a column that has the segment's rows, first
-    lane, lanes) of each segment.  A run that would tear a query group stays in single lanes.
+    head_group, head_groups) of each segment.  A run that would tear a query group stays in single head_groups.
     """
     opens = np.ones(len(visit), dtype=np.bool_)
     opens[1:] = (
@@ -192,15 +206,15 @@ def _lane_runs(
     )
     first = np.flatnonzero(opens)
     final = np.append(first[1:], len(opens))[: len(first)] - 1
-    lane = columns.lane[column[first]]
-    width = columns.lane[column[final]] + columns.lanes[column[final]] - lane
-    from_head, to_head = lane * lanes.heads, (lane + width) * lanes.heads
-    whole_groups = (from_head % lanes.group == 0) & (to_head % lanes.group == 0)
-    one_group = from_head // lanes.group == (to_head - 1) // lanes.group
+    head_group = columns.head_group[column[first]]
+    width = columns.head_group[column[final]] + columns.head_groups[column[final]] - head_group
+    from_head, to_head = head_group * head_groups.heads, (head_group + width) * head_groups.heads
+    whole_groups = (from_head % head_groups.group == 0) & (to_head % head_groups.group == 0)
+    one_group = from_head // head_groups.group == (to_head - 1) // head_groups.group
     joins = whole_groups | one_group
     count = np.where(joins, 1, width)
     return (
         np.repeat(first, count),
-        spread(lane, count),
+        spread(head_group, count),
         np.repeat(np.where(joins, width, 1), count),
     )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from libra.runtime.layout import Layout, find_layout
+from libra.runtime.microbatch import Microbatch, find_microbatch
 
 
 def libra_attention(
@@ -23,7 +23,7 @@ def libra_attention(
     *,
     causal: bool = True,
     scale: float | None = None,
-    layout: Layout | None = None,
+    microbatch: Microbatch | None = None,
 ) -> Tensor:
     """Causal attention inside each sample of the pack, whoever computes it.
 
@@ -38,18 +38,18 @@ def libra_attention(
         v: [tokens on this rank, key/value heads, value dim]; value dim may differ from head dim.
         causal: must be True; block-diagonal causal attention is what Libra balances.
         scale: softmax scale; None is 1 / sqrt(head dim).
-        layout: the microbatch; None takes the innermost `with pool.layout(...)`, also when a
+        microbatch: the microbatch; None takes the innermost `with pool.microbatch(...)`, also when a
             checkpoint runs the forward again: pass it where backwards don't follow their forwards.
 
     Returns [tokens on this rank, query heads, value dim], equal to attention on a single device up
     to floating-point order. Collective over the pool: every rank calls it the same number of times,
     with or without work.  Raises ValueError on every rank for inputs that don't fit, RuntimeError
-    outside a layout.
+    outside a microbatch.
     """
-    serial = layout.serial if isinstance(layout, Layout) else 0
-    problem = _find_problem(q, k, v, causal, layout)
+    serial = microbatch.serial if isinstance(microbatch, Microbatch) else 0
+    problem = _find_problem(q, k, v, causal, microbatch)
     if problem is not None:
-        find_layout(serial).refuse(problem)
+        find_microbatch(serial).refuse(problem)
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = _lower(q, dtype), _lower(k, dtype), _lower(v, dtype)
@@ -58,10 +58,10 @@ def libra_attention(
     return out  # type: ignore[no-any-return]
 
 
-def _find_problem(q: object, k: object, v: object, causal: bool, layout: object) -> str | None:
+def _find_problem(q: object, k: object, v: object, causal: bool, microbatch: object) -> str | None:
     """What the operator could not tell, since it would not be reached."""
-    if layout is not None and not isinstance(layout, Layout):
-        return f"layout is {layout!r}; pass what SequencePool.layout returns, or None"
+    if microbatch is not None and not isinstance(microbatch, Microbatch):
+        return f"microbatch is {microbatch!r}; pass what SequencePool.microbatch returns, or None"
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         kinds = ", ".join(type(tensor).__name__ for tensor in (q, k, v))
         return f"q, k and v must be torch tensors; got {kinds}"
@@ -93,20 +93,20 @@ def _scale(q: Tensor, scale: float | None) -> float:
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, serial: int, scale: float, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    layout = find_layout(serial)
-    out, lse, remote, fetched = layout.attend(q, k, v, scale, keep)
-    return out, lse, remote, fetched, _stamp(layout)
+    microbatch = find_microbatch(serial)
+    out, lse, remote, fetched = microbatch.attend(q, k, v, scale, keep)
+    return out, lse, remote, fetched, _stamp(microbatch)
 
 
-def _stamp(layout: Layout) -> Tensor:
-    """The layout's number and the call's in it, int64, in a tensor whose length tells layouts
+def _stamp(microbatch: Microbatch) -> Tensor:
+    """The microbatch's number and the call's in it, int64, in a tensor whose length tells microbatches
     apart as well.
 
     Non-reentrant checkpointing compares the shapes of what is saved, so a recomputation under
-    another layout raises CheckpointError on every rank instead of giving wrong gradients.
+    another microbatch raises CheckpointError on every rank instead of giving wrong gradients.
     """
-    stamp = torch.full((2 + layout.serial % 251,), layout.serial)
-    stamp[1] = layout.calls
+    stamp = torch.full((2 + microbatch.serial % 251,), microbatch.serial)
+    stamp[1] = microbatch.calls
     return stamp
 
 
@@ -139,7 +139,7 @@ def _attention_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     number, call, *_ = stamp.tolist()
-    return find_layout(number).attend_backward(
+    return find_microbatch(number).attend_backward(
         call, dout, q, k, v, scale, out, lse, remote, fetched
     )
 

@@ -1,7 +1,7 @@
 """The buffers of a call: what arrives from other workers, what is computed for them, gradients.
 
 Each kind is one flat tensor, so that what is kept for the backward passes through autograd as one.
-Legend: R buffer rows, N heads of a lane, D key dim, E value dim.
+Legend: R buffer rows, N heads of a head_group, D key dim, E value dim.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from libra.runtime.program import Program
+from libra.runtime.device_plan import DevicePlan
 from libra.runtime.workspace import piece
 
 
@@ -38,16 +38,20 @@ class Fetched:
     v_RNE: Chunks
 
 
-def fetched_chunks(flat: torch.Tensor, program: Program) -> Fetched:
+def fetched_chunks(flat: torch.Tensor, device_plan: DevicePlan) -> Fetched:
     """Cut a flat tensor of `memory.fetched` elements."""
-    q = program.memory.fetched_q
-    q_RND = q_chunks(flat[:q], program, program.heads.dim)
-    return Fetched(q_RND, *kv_chunks(flat[q:], program))
+    q = device_plan.memory.fetched_q
+    q_RND = q_chunks(flat[:q], device_plan, device_plan.heads.dim)
+    return Fetched(q_RND, *kv_chunks(flat[q:], device_plan))
 
 
-def kv_chunks(flat: torch.Tensor, program: Program) -> tuple[Chunks, Chunks]:
+def kv_chunks(flat: torch.Tensor, device_plan: DevicePlan) -> tuple[Chunks, Chunks]:
     """Cut a flat tensor into K and V of each chunk, or their gradients."""
-    heads, kv_heads, starts = program.heads, program.route.lanes.kv_heads, program.kv_starts
+    heads, kv_heads, starts = (
+        device_plan.heads,
+        device_plan.rank_plan.head_groups.kv_heads,
+        device_plan.kv_starts,
+    )
     k = starts[-1] * kv_heads * heads.dim
     return (
         Chunks(flat[:k], starts, kv_heads, heads.dim),
@@ -55,8 +59,8 @@ def kv_chunks(flat: torch.Tensor, program: Program) -> tuple[Chunks, Chunks]:
     )
 
 
-def q_chunks(flat: torch.Tensor, program: Program, dim: int) -> Chunks:
+def q_chunks(flat: torch.Tensor, device_plan: DevicePlan, dim: int) -> Chunks:
     """Cut a flat tensor into rows of the queries computed for others: themselves, their outputs,
     or gradients of either.
     """
-    return Chunks(flat, program.q_starts, program.route.lanes.heads, dim)
+    return Chunks(flat, device_plan.q_starts, device_plan.rank_plan.head_groups.heads, dim)

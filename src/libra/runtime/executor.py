@@ -15,19 +15,19 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from libra.plan.route import LOCAL
+from libra.plan.rank_plan import LOCAL
 from libra.runtime.buffers import fetched_chunks, kv_chunks, q_chunks
+from libra.runtime.device_plan import DevicePlan
 from libra.runtime.exchange import Exchange, Return
 from libra.runtime.gradients import Homeward, Partial, Sum
-from libra.runtime.program import Program
-from libra.runtime.stages import stage
+from libra.runtime.torch_private import stage
 from libra.runtime.workspace import Workspace
 
 Tensor = torch.Tensor
 
 
 def forward(
-    program: Program,
+    device_plan: DevicePlan,
     group: dist.ProcessGroup,
     workspace: Workspace,
     q_TND: Tensor,
@@ -44,8 +44,8 @@ def forward(
     where it fetches again; what it does not need is empty.
     """
     q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
-    heads, memory = program.heads, program.memory
-    keep_fetched = keep and not program.refetch
+    heads, memory = device_plan.heads, device_plan.memory
+    keep_fetched = keep and not device_plan.refetch
     from_workspace = memory.forward
     from_workspace += (0 if keep_fetched else memory.fetched) + (0 if keep else memory.outputs)
     (space,) = workspace.open(q_TND.device, (q_TND.dtype, from_workspace))
@@ -54,17 +54,17 @@ def forward(
         return q_TND.new_empty(elements) if kept else space.take(elements)
 
     fetched_flat, remote_flat = buffer(keep_fetched, memory.fetched), buffer(keep, memory.outputs)
-    fetched = fetched_chunks(fetched_flat, program)
-    remote = q_chunks(remote_flat, program, heads.value_dim)
+    fetched = fetched_chunks(fetched_flat, device_plan)
+    remote = q_chunks(remote_flat, device_plan, heads.value_dim)
     out_TNE = q_TND.new_empty((q_TND.shape[0], heads.q, heads.value_dim))
-    _zero_padding(program, out_TNE)
-    lse = q_TND.new_empty(program.route.lse_size, dtype=_exact(q_TND.dtype))
+    _zero_padding(device_plan, out_TNE)
+    lse = q_TND.new_empty(device_plan.rank_plan.lse_size, dtype=_exact(q_TND.dtype))
 
     def attend(chunk: int) -> None:
-        for launch in program.launches_of(chunk):
+        for launch in device_plan.launches_of(chunk):
             at_q, at_kv = launch.q_buffer, launch.kv_buffer
             with stage("attend"):
-                program.kernel.forward(
+                device_plan.kernel.forward(
                     q_TND if at_q == LOCAL else fetched.q_RND[at_q],
                     k_TND if at_kv == LOCAL else fetched.k_RND[at_kv],
                     v_TNE if at_kv == LOCAL else fetched.v_RNE[at_kv],
@@ -74,16 +74,16 @@ def forward(
                     lse[launch.lse],
                 )
 
-    exchange = Exchange(program, group, space)
+    exchange = Exchange(device_plan, group, space)
     inbound = [
-        exchange.fetch(chunk, q_TND, k_TND, v_TNE, fetched) for chunk in range(program.chunks)
+        exchange.fetch(chunk, q_TND, k_TND, v_TNE, fetched) for chunk in range(device_plan.chunks)
     ]
     returns: list[Return] = []
-    early = program.idle_forward
+    early = device_plan.idle_forward
     for chunk in range(early):  # so that who computes them need not wait for our own work to end
         returns += exchange.post_return(chunk, remote[chunk], out_TNE)
     attend(LOCAL)
-    for chunk in range(program.chunks):
+    for chunk in range(device_plan.chunks):
         exchange.land(chunk, inbound)
         attend(chunk)
         if chunk >= early:
@@ -99,7 +99,7 @@ def forward(
 
 
 def backward(
-    program: Program,
+    device_plan: DevicePlan,
     group: dist.ProcessGroup,
     workspace: Workspace,
     dout_TNE: Tensor,
@@ -120,30 +120,30 @@ def backward(
     """
     q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
     dout_TNE = dout_TNE.contiguous()
-    heads, memory = program.heads, program.memory
+    heads, memory = device_plan.heads, device_plan.memory
     exact_dtype = _exact(q_TND.dtype)
     exact, space = workspace.open(
         q_TND.device, (exact_dtype, memory.exact), (q_TND.dtype, memory.backward)
     )
-    if program.refetch:
+    if device_plan.refetch:
         fetched_flat = space.take(memory.fetched)
-    fetched = fetched_chunks(fetched_flat, program)
-    remote = q_chunks(remote_flat, program, heads.value_dim)
-    dremote = q_chunks(space.take(memory.outputs), program, heads.value_dim)
-    dq_R = q_chunks(space.take(memory.fetched_q), program, heads.dim)
-    dk_R, dv_R = kv_chunks(exact.take(memory.fetched_kv).zero_(), program)
+    fetched = fetched_chunks(fetched_flat, device_plan)
+    remote = q_chunks(remote_flat, device_plan, heads.value_dim)
+    dremote = q_chunks(space.take(memory.outputs), device_plan, heads.value_dim)
+    dq_R = q_chunks(space.take(memory.fetched_q), device_plan, heads.dim)
+    dk_R, dv_R = kv_chunks(exact.take(memory.fetched_kv).zero_(), device_plan)
     dq_TND = torch.empty_like(q_TND)
-    _zero_padding(program, dq_TND)
+    _zero_padding(device_plan, dq_TND)
     if exact_dtype == q_TND.dtype:
         dk_TND, dv_TNE = torch.zeros_like(k_TND), torch.zeros_like(v_TNE)
     else:  # the results are narrower
         dk_TND, dv_TNE = (exact.take(*local.shape).zero_() for local in (k_TND, v_TNE))
 
     def attend(chunk: int) -> None:
-        for launch in program.launches_of(chunk):
+        for launch in device_plan.launches_of(chunk):
             at_q, at_kv = launch.q_buffer, launch.kv_buffer
             with stage("attend_backward"):
-                program.kernel.backward(
+                device_plan.kernel.backward(
                     dout_TNE if at_q == LOCAL else dremote[at_q],
                     q_TND if at_q == LOCAL else fetched.q_RND[at_q],
                     k_TND if at_kv == LOCAL else fetched.k_RND[at_kv],
@@ -157,14 +157,14 @@ def backward(
                     dv_TNE if at_kv == LOCAL else dv_R[at_kv],
                 )
 
-    exchange = Exchange(program, group, space)
+    exchange = Exchange(device_plan, group, space)
     inbound, inbound_dout = [], []
-    for chunk in range(program.chunks):
+    for chunk in range(device_plan.chunks):
         inbound_dout.append(exchange.send_along(chunk, dout_TNE, dremote[chunk]))
-        if program.refetch:
+        if device_plan.refetch:
             inbound.append(exchange.fetch(chunk, q_TND, k_TND, v_TNE, fetched))
     wide = [exact.take(elements) for elements in memory.wide]
-    homeward = Homeward(program, group, space, *wide)
+    homeward = Homeward(device_plan, group, space, *wide)
     returns: list[Return | Sum] = []
     waiting: list[Partial] = []
 
@@ -174,26 +174,26 @@ def backward(
         waiting.clear()
         fresh = [
             homeward.collect(n, sums[n], local)
-            for n in program.kv_returns[chunk]
+            for n in device_plan.kv_returns[chunk]
             for sums, local in ((dk_R, dk_TND), (dv_R, dv_TNE))
         ]
         returns.extend(exchange.post_return(chunk, dq_R[chunk], dq_TND))
         for partial in fresh:
-            if program.blocks[partial.buffer]:
+            if device_plan.blocks[partial.buffer]:
                 waiting.append(partial)
             else:
                 returns.extend(homeward.send_home(partial))
 
-    early = program.idle_backward  # as in forward
+    early = device_plan.idle_backward  # as in forward
     for chunk in range(early):
         post_returns(chunk)
     attend(LOCAL)
-    for chunk in range(program.chunks):
+    for chunk in range(device_plan.chunks):
         if inbound_dout[chunk]:
             with stage("wait"):
                 for flight in inbound_dout[chunk]:
                     flight.wait()
-        if program.refetch:
+        if device_plan.refetch:
             exchange.land(chunk, inbound)
         attend(chunk)
         if chunk >= early:
@@ -210,7 +210,7 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _zero_padding(program: Program, rows: Tensor) -> None:
+def _zero_padding(device_plan: DevicePlan, rows: Tensor) -> None:
     """Set rows that belong to no sample, which no kernel writes, to zero."""
-    if program.padding is not None:
-        rows.index_fill_(0, program.padding, 0)
+    if device_plan.padding is not None:
+        rows.index_fill_(0, device_plan.padding, 0)

@@ -6,7 +6,7 @@
 The second hop waits for the first: a GPU's streams do, beside the current one; on a CPU this thread
 does, one chunk later.  Sums are fp32 (fp64 for fp64) and travel in the dtype of the tensors.
 
-Legend: T local rows, R buffer rows, N heads, D key dim, E value dim; `_XW` is a tensor seen as lane
+Legend: T local rows, R buffer rows, N heads, D key dim, E value dim; `_XW` is a tensor seen as head_group
 rows of width W.
 """
 
@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from libra.runtime.exchange import lane_rows
-from libra.runtime.program import Program
-from libra.runtime.stages import stage
-from libra.runtime.transport import DeviceMessage, Flight, aside, give_back
+from libra.runtime.device_plan import DevicePlan
+from libra.runtime.exchange import head_group_rows
+from libra.runtime.torch_private import stage
+from libra.runtime.transport import DeviceAllToAll, Flight, aside, give_back
 from libra.runtime.workspace import Space, piece
 
 
@@ -43,7 +43,7 @@ class Sum:
     """Partial sums that come back to where their keys were sent from."""
 
     local_XW: torch.Tensor
-    message: DeviceMessage
+    message: DeviceAllToAll
     flight: Flight
     wide: torch.Tensor
 
@@ -56,7 +56,7 @@ class Sum:
 class Homeward:
     """The messages of dK and dV, to be posted in the same order by every worker of the pool."""
 
-    program: Program
+    device_plan: DevicePlan
     group: dist.ProcessGroup
     space: Space
     """For what is under way."""
@@ -69,9 +69,12 @@ class Homeward:
         """Add the own rows of a kv buffer's `sums` [R, N, D] to `local` [T, N, D], and post those
         that relays collect.
         """
-        first, relay = self.program.kv[buffer], self.program.relay[buffer]
-        assembly, kv_heads = self.program.assembly[buffer], self.program.route.lanes.kv_heads
-        sums_RW, local_XW = lane_rows(sums, kv_heads), lane_rows(local, kv_heads)
+        first, relay = self.device_plan.kv[buffer], self.device_plan.relay[buffer]
+        assembly, kv_heads = (
+            self.device_plan.assembly[buffer],
+            self.device_plan.rank_plan.head_groups.kv_heads,
+        )
+        sums_RW, local_XW = head_group_rows(sums, kv_heads), head_group_rows(local, kv_heads)
         arrived = first.received + relay.received
         if assembly.own is not None:
             own_RW = sums_RW[arrived:]
@@ -92,12 +95,12 @@ class Homeward:
         """Add what relays collected, and post all that goes to those who hold the rows; empty if
         nothing does.
         """
-        first, relay = self.program.kv[partial.buffer], self.program.relay[partial.buffer]
+        first, relay = self.device_plan.kv[partial.buffer], self.device_plan.relay[partial.buffer]
         if not first.moves:
             return []
-        with aside(None if partial.collected is None else self.program.relay_stream):
+        with aside(None if partial.collected is None else self.device_plan.multicast_stream):
             if partial.collected is not None:
-                passed_on = self.program.assembly[partial.buffer].passed_on
+                passed_on = self.device_plan.assembly[partial.buffer].passed_on
                 rows = partial.collected.wait()
                 add(partial.sums_RW, passed_on, relay.senders, rows, self.wide_relayed)
             rows_RW = self._packed(partial, 0, first.received)
@@ -106,7 +109,7 @@ class Homeward:
 
     def _packed(self, partial: Partial, start: int, stop: int) -> torch.Tensor:
         """Landed rows [start, stop) of the sums, in the dtype that travels."""
-        sums_RW, place = partial.sums_RW, self.program.assembly[partial.buffer].place
+        sums_RW, place = partial.sums_RW, self.device_plan.assembly[partial.buffer].place
         pack_RW = self.space.take(stop - start, sums_RW.shape[1])
         if place is None:
             return pack_RW.copy_(sums_RW[start:stop])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from libra.config import HeadShape, PoolConfig
-from libra.plan.lanes import cut_lanes
-from libra.plan.plan import head_shards
-from libra.plan.ulysses import check_ulysses
+from libra.plan.head_groups import cut_heads
+from libra.plan.place_ulysses import check_ulysses
+from libra.plan.plan_pool import head_shards
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -39,7 +39,7 @@ def find_problem(
     config: PoolConfig,
     cp_size: int,
 ) -> str | None:
-    """The first thing wrong with q, k and v for a layout that gives this rank `rows` of `tokens`;
+    """The first thing wrong with q, k and v for a microbatch that gives this rank `rows` of `tokens`;
     None if nothing is.
     """
     named = {"q": q, "k": k, "v": v}
@@ -56,7 +56,7 @@ def find_problem(
         return f"q, k and v must be on one device; got {places}"
     if any(tensor.shape[0] != rows for tensor in named.values()):
         return (
-            f"this rank holds {rows} of the layout's {tokens} tokens (CP {cp_size}, "
+            f"this rank holds {rows} of the microbatch's {tokens} tokens (CP {cp_size}, "
             f"{config.shard_layout} shards), but got "
             f"{shapes}: cu_seqlens (with tokens=...) must sum to the tokens given"
         )
@@ -67,7 +67,7 @@ def find_problem(
     try:
         if config.placement == "ulysses":
             check_ulysses(head_shape(q, k, v), cp_size)
-        cut_lanes(head_shape(q, k, v), head_shards(config, cp_size), config.chunks)
+        cut_heads(head_shape(q, k, v), head_shards(config, cp_size), config.chunks)
     except ValueError as error:
         return str(error)
     return None

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from libra.plan.segments import Segments
+from libra.plan.segments import AttentionCall
 from libra.runtime.kernels import kernel_for
-from libra.runtime.kernels.segments import Kernel
+from libra.runtime.kernels.interface import Kernel
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -89,7 +89,7 @@ def attention_seconds(
     """
     starts = np.arange(count, dtype=np.int64)
     every = np.ones(count, dtype=np.int64)
-    segments = Segments(
+    segments = AttentionCall(
         q_start=starts * q_len,
         q_len=every * q_len,
         k_start=starts * k_len,

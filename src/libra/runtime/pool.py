@@ -1,4 +1,4 @@
-"""A sequence pool on this rank: its groups, made once, and the layouts of its microbatches."""
+"""A sequence pool on this rank: its groups, made once, and the microbatches of its microbatches."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from numpy.typing import ArrayLike, NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from libra.config import HeadShape, PoolConfig
-from libra.runtime.agreement import agree, agree_at_store
+from libra.data.cp_shards import local_positions
+from libra.data.lengths import check_cu_seqlens
+from libra.runtime.consensus import reach_consensus, reach_consensus_at_store
+from libra.runtime.failure import finish, naming_lost_ranks
 from libra.runtime.kernels import kernel_for
-from libra.runtime.kernels.segments import Kernel
-from libra.runtime.layout import Layout
-from libra.runtime.loss import finish, naming_lost_ranks
-from libra.runtime.membership import Groups, find_membership, make_groups
-from libra.runtime.planner import Planner
+from libra.runtime.kernels.interface import Kernel
+from libra.runtime.microbatch import Microbatch
+from libra.runtime.planner_thread import Planner
+from libra.runtime.process_groups import Groups, find_membership, make_groups
 from libra.runtime.speed import MeasuredKernel, SpeedMeter
 from libra.runtime.workspace import Workspace
-from libra.shards import local_positions
-from libra.workload import check_cu_seqlens
 
 IntArray = NDArray[np.int64]
 
@@ -39,7 +39,7 @@ class SequencePool:
     `heads` lets planning start before the first attention call; otherwise the first call tells.
     `kernel` names a FlashAttention build instead of the best one found, or is a kernel itself.
     `groups` takes over those of a closed pool with the same members (torch never frees a group's
-    name, so pools don't destroy theirs).  `live_layouts` microbatches may be between forward and
+    name, so pools don't destroy theirs).  `live_microbatches` microbatches may be between forward and
     backward.
     """
 
@@ -54,10 +54,10 @@ class SequencePool:
         cp: str = "cp",
         timeout: timedelta | None = None,
         groups: Groups | None = None,
-        live_layouts: int = 64,
+        live_microbatches: int = 64,
     ) -> None:
         self.config = config
-        agree_at_store(
+        reach_consensus_at_store(
             mesh.mesh.flatten().tolist(),
             {"configuration": config, "mesh": f"{mesh.mesh_dim_names} {tuple(mesh.mesh.shape)}"},
         )
@@ -78,8 +78,8 @@ class SequencePool:
         self._kernel_chosen = kernel
         self._kernels: dict[torch.device, Kernel] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._ahead: list[Layout] = []
-        self._live: deque[Layout] = deque(maxlen=live_layouts)
+        self._ahead: list[Microbatch] = []
+        self._live: deque[Microbatch] = deque(maxlen=live_microbatches)
 
     def __repr__(self) -> str:
         m = self.membership
@@ -87,8 +87,10 @@ class SequencePool:
             f"SequencePool(ranks={list(m.ranks)}, worker={m.worker}, cp={m.cp_size}, {self.config})"
         )
 
-    def layout(self, cu_seqlens: ArrayLike | torch.Tensor, *, tokens: int | None = None) -> Layout:
-        """The layout of the next microbatch, from the sample bounds of this rank's own pack.
+    def microbatch(
+        self, cu_seqlens: ArrayLike | torch.Tensor, *, tokens: int | None = None
+    ) -> Microbatch:
+        """The microbatch of the next microbatch, from the sample bounds of this rank's own pack.
 
         `cu_seqlens` [samples + 1] counts from 0; `tokens` is L where the pack ends in padding.
         Uses what `prefetch` planned for the same pack, else gathers the other ranks' bounds.
@@ -101,15 +103,16 @@ class SequencePool:
         replica = self.membership.worker // self.membership.cp_size
         ahead = next(
             (
-                layout
-                for layout in self._ahead
-                if layout.tokens == length and np.array_equal(layout.cu_seqlens[replica], own)
+                microbatch
+                for microbatch in self._ahead
+                if microbatch.tokens == length
+                and np.array_equal(microbatch.cu_seqlens[replica], own)
             ),
             None,
         )
-        with naming_lost_ranks("layout", self.membership.ranks):
+        with naming_lost_ranks("microbatch", self.membership.ranks):
             facts = {"tokens": length, **self._settings()}
-            agree(self.groups.agreement, "layout", self.broken or problem, facts)
+            reach_consensus(self.groups.agreement, "microbatch", self.broken or problem, facts)
             place, digest = 0, 0
             if ahead is not None:
                 place, digest = self._ahead.index(ahead) + 1, ahead.digest
@@ -132,7 +135,7 @@ class SequencePool:
         """Start planning a coming microbatch from the bounds of all packs of the pool, in replica
         order.
 
-        Every rank of the pool makes the same calls in the same order, `layout` later follows that
+        Every rank of the pool makes the same calls in the same order, `microbatch` later follows that
         order.  Nothing waits.
         """
         bounds, problem = _checked(cu_seqlens_per_pack, tokens)
@@ -153,13 +156,13 @@ class SequencePool:
         self.workspace.release()
 
     def remember(self, heads: HeadShape) -> None:
-        """Plan coming layouts for this head shape too, those that were prefetched first, without
+        """Plan coming microbatches for this head shape too, those that were prefetched first, without
         waiting for their first attention call.
         """
         if heads not in self._heads:
             self._heads.append(heads)
-            for layout in self._ahead:
-                layout.start_planning(heads)
+            for microbatch in self._ahead:
+                microbatch.start_planning(heads)
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
@@ -176,7 +179,7 @@ class SequencePool:
             )
             raise
 
-    def relay_stream(self, device: torch.device) -> torch.cuda.Stream | None:
+    def multicast_stream(self, device: torch.device) -> torch.cuda.Stream | None:
         """The stream in which this pool's relays work, made once a device; None on a CPU."""
         if device.type != "cuda":
             return None
@@ -193,15 +196,15 @@ class SequencePool:
             self._kernels[device] = kernel
         return self._kernels[device]
 
-    def _make(self, bounds: Sequence[IntArray], tokens: int) -> Layout:
+    def _make(self, bounds: Sequence[IntArray], tokens: int) -> Microbatch:
         cp_size = self.membership.cp_size
         rows = local_positions(
             tokens, cp_size, self.membership.worker % cp_size, self.config.shard_layout
         )
-        layout = Layout(self, bounds, tokens, len(rows))
+        microbatch = Microbatch(self, bounds, tokens, len(rows))
         for heads in self._heads:
-            layout.start_planning(heads)
-        return layout
+            microbatch.start_planning(heads)
+        return microbatch
 
     def _settings(self) -> dict[str, object]:
         return {"configuration": self.config, "CP": self.membership.cp_size}

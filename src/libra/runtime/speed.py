@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from libra.plan.segments import Segments
-from libra.runtime.kernels.segments import Kernel
-from libra.workload import causal_pairs
+from libra.data.lengths import causal_pairs
+from libra.plan.segments import AttentionCall
+from libra.runtime.kernels.interface import Kernel
 
 _KEEP: Final = 0.99
 """Share of the past that stays in the average at each kernel call: about the last hundred count."""
@@ -64,7 +64,7 @@ class MeasuredKernel:
         self._kernel = kernel
         self._meter = meter
 
-    def prepare(self, segments: Segments, device: torch.device) -> tuple[int, Any]:
+    def prepare(self, segments: AttentionCall, device: torch.device) -> tuple[int, Any]:
         """The kernel's own preparation, with the pairs of the call."""
         pairs = causal_pairs(segments.k_len - segments.q_len, segments.k_len)
         return int(pairs.sum()) * segments.heads, self._kernel.prepare(segments, device)

@@ -1,4 +1,4 @@
-"""Moving lane rows between workers: one gather and one nonblocking all-to-all a message."""
+"""Moving head_group rows between workers: one gather and one nonblocking all-to-all a message."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from libra.plan.messages import Message
-from libra.runtime.loss import finish
+from libra.plan.all_to_all import AllToAll
+from libra.runtime.failure import finish
 from libra.runtime.workspace import Space
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceMessage:
-    """A `Message` with its index on the device and its counts as the collective wants them."""
+class DeviceAllToAll:
+    """A `AllToAll` with its index on the device and its counts as the collective wants them."""
 
     send: torch.Tensor
     """Lane rows to send, int64 [sent]: local ones, or what landed at a relay."""
-    send_counts: list[int]
-    recv_counts: list[int]
+    send_splits: list[int]
+    recv_splits: list[int]
     sent: int
     received: int
     moves: bool
@@ -29,18 +29,18 @@ class DeviceMessage:
     """Ranges of `send`, one a destination in worker order, empty ones left out."""
 
 
-def to_device(message: Message, device: torch.device) -> DeviceMessage:
+def to_device(message: AllToAll, device: torch.device) -> DeviceAllToAll:
     """Upload a message's index; made once per plan."""
-    counts = message.send_counts.tolist()
+    counts = message.send_splits.tolist()
     ranges, at = [], 0
     for count in counts:
         if count:
             ranges.append((at, at + count))
         at += count
-    return DeviceMessage(
+    return DeviceAllToAll(
         send=torch.from_numpy(message.send).to(device, non_blocking=True),
-        send_counts=counts,
-        recv_counts=message.recv_counts.tolist(),
+        send_splits=counts,
+        recv_splits=message.recv_splits.tolist(),
         sent=at,
         received=message.received,
         moves=message.moves,
@@ -88,24 +88,24 @@ def aside(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 
 def dispatch(
-    message: DeviceMessage,
+    message: DeviceAllToAll,
     rows: torch.Tensor,
     into: torch.Tensor,
     packed: torch.Tensor,
     group: dist.ProcessGroup,
 ) -> Flight:
-    """Send the message's rows of `rows` [lane rows, width], packed in `packed` [sent, width];
+    """Send the message's rows of `rows` [head_group rows, width], packed in `packed` [sent, width];
     `into` [received, width] is written.
     """
     torch.index_select(rows, 0, message.send, out=packed)
     work = dist.all_to_all_single(
-        into, packed, message.recv_counts, message.send_counts, group=group, async_op=True
+        into, packed, message.recv_splits, message.send_splits, group=group, async_op=True
     )
     return Flight(into, work, group)
 
 
 def give_back(
-    message: DeviceMessage,
+    message: DeviceAllToAll,
     rows: torch.Tensor,
     space: Space,
     group: dist.ProcessGroup,
@@ -118,6 +118,6 @@ def give_back(
     """
     arrives = space.take(message.sent, rows.shape[1]) if into is None else into
     work = dist.all_to_all_single(
-        arrives, rows, message.send_counts, message.recv_counts, group=group, async_op=True
+        arrives, rows, message.send_splits, message.recv_splits, group=group, async_op=True
     )
     return Flight(arrives, work, group)

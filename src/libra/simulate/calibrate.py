@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from libra.show.units import show_seconds
-from libra.simulate.cost.kernel_table import DIRECTIONS, KernelTable, segment_flops
-from libra.simulate.cost.table_file import check_suffix, write_kernel_table
-from libra.workload import check_count
+from libra.cli.units import show_seconds
+from libra.cost.kernel_table import DIRECTIONS, KernelTable, segment_flops
+from libra.cost.table_file import check_suffix, write_kernel_table
+from libra.data.lengths import check_count
 
 if TYPE_CHECKING:
     from libra.runtime.measure import Machine, Repeats

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from libra.dealing import deal_pools
-from libra.packing import Packs
-from libra.plan.plan import plan_pool
-from libra.simulate.pipeline import ScheduleName
+from libra.cost.pipeline import ScheduleName
+from libra.data.packing import Packs
+from libra.data.pools import deal_pools
+from libra.plan.plan_pool import plan_pool
 from libra.simulate.scaling import fixed_batch, weak
 from libra.simulate.schemes import (
     SCHEMES,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.workload import MAX_LENGTH, check_lengths
+from libra.data.lengths import MAX_LENGTH, check_lengths
 
 IntArray = NDArray[np.int64]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.placement import check_pool_size, check_workloads, imbalance, place_packs, pool_loads
-from libra.refinement import refine_pools
+from libra.data.refinement import refine_pools
+from libra.data.vrsp import check_pool_size, check_workloads, imbalance, place_packs, pool_loads
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

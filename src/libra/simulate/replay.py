@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from libra.config import HeadShape, PoolConfig
-from libra.dealing import PackPlacement
-from libra.packing import Packs
-from libra.plan.lanes import cut_lanes
-from libra.plan.plan import head_shards
+from libra.data.lengths import check_count
+from libra.data.packing import Packs
+from libra.data.pools import PackPlacement
+from libra.data.refinement import PoolOrder
+from libra.plan.head_groups import cut_heads
+from libra.plan.place_ulysses import check_ulysses
+from libra.plan.plan_pool import head_shards
 from libra.plan.pool_plan import PoolPlan
-from libra.plan.ulysses import check_ulysses
-from libra.refinement import PoolOrder
 from libra.simulate.figures import Candidate, CandidateFigures, WindowFigures, summarise
 from libra.simulate.journal import Journal
 from libra.simulate.sample import WindowSample, every_window
 from libra.simulate.window import WindowTask, replay_window
-from libra.workload import check_count
 
 __all__ = ["Candidate", "CandidateFigures", "replay"]
 
@@ -198,7 +198,7 @@ def _check_candidates(
             full = config.replace(**dataclasses.asdict(candidate))
             if full.placement == "ulysses":
                 check_ulysses(heads, cp_size)
-            cut_lanes(heads, head_shards(full, cp_size), full.chunks)
+            cut_heads(heads, head_shards(full, cp_size), full.chunks)
             if dp_size is not None and dp_size % candidate.pool_size:
                 raise ValueError(f"P does not divide dp_size={dp_size}")
         except ValueError as error:

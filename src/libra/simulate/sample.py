@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.workload import check_count
+from libra.data.lengths import check_count
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.packing import Packs
+from libra.cost.parallelism import Parallelism
+from libra.data.packing import Packs
 from libra.plan.geometry import spread
-from libra.simulate.cost.parallelism import Parallelism
 from libra.simulate.schemes import (
     SCHEMES,
     SchemeFigures,

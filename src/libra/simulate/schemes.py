@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.config import HeadShape, PoolConfig, ulysses_beside
-from libra.dealing import scheme_pools
-from libra.packing import Packs
-from libra.plan.plan import plan_pool
-from libra.simulate.attention_time import AttentionTime
-from libra.simulate.cost.microbatch import layer_seconds
-from libra.simulate.cost.models import Model
-from libra.simulate.cost.parallelism import Parallelism
-from libra.simulate.cost.step import StepSeconds, step_seconds
+from libra.cost.attention_time import AttentionTime
+from libra.cost.microbatch import layer_seconds
+from libra.cost.models import Model
+from libra.cost.parallelism import Parallelism
+from libra.cost.step import StepSeconds, step_seconds
+from libra.data.packing import Packs
+from libra.data.pools import scheme_pools
+from libra.plan.plan_pool import plan_pool
 from libra.simulate.wlb import pack_by_cost
 
 FloatArray = NDArray[np.float64]

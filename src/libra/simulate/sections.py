@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.refinement import bound
+from libra.data.refinement import bound
 from libra.simulate.figures import CandidateFigures
 from libra.simulate.pools import pool_curve
 from libra.simulate.recommend import Recommendation, Verdict

@@ -20,8 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.config import PoolConfig
-from libra.packing import LongerCut, Packs
-from libra.simulate.attention_time import AttentionTime
+from libra.corpus import Format, read_lengths
+from libra.cost.attention_time import AttentionTime
+from libra.cost.hardware import Cluster
+from libra.cost.kernel_table import KernelTable
+from libra.cost.memory import rank_memory
+from libra.cost.models import Model
+from libra.cost.parallelism import Parallelism
+from libra.data.packing import LongerCut, Packs
 from libra.simulate.compare import (
     Progress,
     compare_schemes,
@@ -31,12 +37,6 @@ from libra.simulate.compare import (
     scheme_rows,
     worker_loads,
 )
-from libra.simulate.corpus import Format, read_lengths
-from libra.simulate.cost.hardware import Cluster
-from libra.simulate.cost.kernel_table import KernelTable
-from libra.simulate.cost.memory import rank_memory
-from libra.simulate.cost.models import Model
-from libra.simulate.cost.parallelism import Parallelism
 from libra.simulate.figures import Candidate, CandidateFigures
 from libra.simulate.recommend import Verdict, recommend
 from libra.simulate.replay import replay

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.workload import MAX_LENGTH, check_count
+from libra.data.lengths import MAX_LENGTH, check_count
 
 IntArray = NDArray[np.int64]
 

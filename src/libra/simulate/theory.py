@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.placement import check_workloads
-from libra.workload import check_count
+from libra.data.lengths import check_count
+from libra.data.vrsp import check_workloads
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.config import HeadShape, PoolConfig
-from libra.dealing import PackPlacement, deal_pools
-from libra.placement import contiguous_pools, imbalance, pool_loads
-from libra.plan.plan import plan_pool
+from libra.data.lengths import causal_pairs, segment_workloads
+from libra.data.pools import PackPlacement, deal_pools
+from libra.data.refinement import PoolOrder, distance_to_bound
+from libra.data.vrsp import contiguous_pools, imbalance, pool_loads
+from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan
-from libra.plan.tally import held_for_others
-from libra.refinement import PoolOrder, distance_to_bound
+from libra.plan.traffic import held_for_others
 from libra.simulate.figures import POOL_FIGURES, Candidate, WindowFigures
-from libra.workload import causal_pairs, segment_workloads
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -26,7 +26,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WindowTask:
-    """All that a process needs; arrays are flat, as in `libra.packing.Packs`."""
+    """All that a process needs; arrays are flat, as in `libra.data.packing.Packs`."""
 
     window: int
     tokens: int
@@ -109,7 +109,7 @@ def plan_figures(plan: PoolPlan) -> dict[str, float]:
     traffic = plan.traffic.sum(axis=0)
     node = np.arange(plan.workers) // plan.config.ranks_per_node
     across = np.where(node[:, None] != node, traffic, 0)
-    tile_home = np.repeat(plan.geometry.block_worker, plan.lanes.shards)
+    tile_home = np.repeat(plan.geometry.block_worker, plan.head_groups.shards)
     return {
         "workers_before": imbalance(home),
         "workers_after": imbalance(load),

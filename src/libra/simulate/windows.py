@@ -14,22 +14,22 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.packing import LongerCut, Packs
+from libra.data.lengths import MAX_LENGTH, check_count, check_lengths
+from libra.data.packing import LongerCut, Packs
 from libra.simulate.histogram import LengthHistogram, count_lengths
 from libra.simulate.stream_packing import (
     BestFitPacker,
+    Overlaps,
     Packer,
-    Pieces,
     SequentialPacker,
     cut_longer,
 )
-from libra.workload import MAX_LENGTH, check_count, check_lengths
 
 IntArray = NDArray[np.int64]
 Packing = Literal["sequential", "best-fit"]
 
 DEFAULT_BUFFER: Final = 4096
-"""Samples that best-fit packing chooses from, as in `libra.packing.pack_best_fit`."""
+"""Samples that best-fit packing chooses from, as in `libra.data.packing.pack_best_fit`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,10 +165,10 @@ class WindowReader:
         if packs is not None:
             yield packs
 
-    def _admitted(self, chunk: ArrayLike) -> Pieces:
+    def _admitted(self, chunk: ArrayLike) -> Overlaps:
         """Check and count a chunk; the pieces to pack."""
         lengths = _checked(chunk, self._samples)
-        pieces = Pieces(
+        pieces = Overlaps(
             lengths,
             np.arange(self._samples, self._samples + len(lengths)),
             np.zeros(len(lengths), dtype=np.int64),

@@ -12,7 +12,7 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.workload import check_count, check_lengths
+from libra.data.lengths import check_count, check_lengths
 
 IntArray = NDArray[np.int64]
 

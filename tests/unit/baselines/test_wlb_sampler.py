@@ -9,7 +9,7 @@ import libra
 from libra.baselines.cluster_pool import cluster_config, cluster_sampler
 from libra.baselines.wlb import WlbConfig
 from libra.baselines.wlb_sampler import WlbSampler
-from libra.workload import pack_workload
+from libra.data.lengths import pack_workload
 
 LENGTHS = np.random.default_rng(0).pareto(1.2, 400).astype(np.int64) * 20 + 1
 PACKS = libra.pack_sequential(LENGTHS, 512, longer="drop")

@@ -11,11 +11,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from libra.cli import main
+from libra.cli.main import main
+from libra.cost import read_kernel_table
 from libra.runtime import measure
 from libra.runtime.measure import Repeats, attention_seconds, find_machine, matmul_rate
 from libra.simulate.calibrate import Grid, measure_table
-from libra.simulate.cost import read_kernel_table
 
 TINY = Grid(
     q_len=(1, 8, 64),

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 
 import libra
 from libra.config import HeadShape, PoolConfig
-from libra.dealing import PackPlacement
-from libra.packing import Packs
-from libra.plan.tally import held_for_others, pool_tally
-from libra.sampler import PoolSampler
+from libra.data.packing import Packs
+from libra.data.pools import PackPlacement
+from libra.data.sampler import PoolSampler
+from libra.plan.traffic import held_for_others, pool_traffic
 from libra.simulate.figures import POOL_FIGURES, CandidateFigures
 from libra.simulate.replay import Candidate, replay
 from libra.simulate.sample import sample_windows
@@ -167,7 +167,7 @@ def test_steps_are_sums_over_gradient_accumulation_indices() -> None:
 @settings(max_examples=60, deadline=None)
 def test_extra_memory_and_loads_are_the_tallys(pool: SmallPool) -> None:
     plan = pool.plan()
-    assert held_for_others(plan).tolist() == pool_tally(plan).extra_memory.tolist()
+    assert held_for_others(plan).tolist() == pool_traffic(plan).extra_memory.tolist()
     figures = plan_figures(plan)
     assert set(figures) == set(POOL_FIGURES) - {"planning_seconds"}
     assert figures["load"] == plan.load.sum() and figures["busiest"] == plan.load.max()

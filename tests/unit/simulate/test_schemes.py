@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import libra
-from libra.packing import Packs
-from libra.simulate.attention_time import AttentionTime
-from libra.simulate.cost import CLUSTERS, Model, Parallelism, published_table
+from libra.cost import CLUSTERS, Model, Parallelism, published_table
+from libra.cost.attention_time import AttentionTime
+from libra.data.packing import Packs
 from libra.simulate.scaling import fixed_batch, select_packs, weak
 from libra.simulate.schemes import SCHEMES, SchemeFigures, Setting, scheme_figures
 from libra.simulate.wlb import pack_by_cost

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from libra.packing import Packs, pack_best_fit, pack_sequential
+from libra.data.packing import Packs, pack_best_fit, pack_sequential
 from libra.simulate.windows import CorpusCounts, WindowReader
 
 IntArray = NDArray[np.int64]

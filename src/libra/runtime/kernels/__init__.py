@@ -9,7 +9,7 @@ import importlib
 
 import torch
 
-from libra.runtime.kernels.segments import Kernel
+from libra.runtime.kernels.interface import Kernel
 
 __all__ = ["kernel_for", "kernel_names"]
 

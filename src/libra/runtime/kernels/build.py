@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from libra.runtime.kernels.checks import check_buffers, check_gradients
+from libra.runtime.kernels.interface import AttentionCall
 from libra.runtime.kernels.packed import Call, Packed, pack
-from libra.runtime.kernels.segments import Segments
 
 Tensor = torch.Tensor
 
@@ -42,7 +42,7 @@ class PackedKernel:
     duplication: int = 4
     """About how many copies of the keys a call may gather.  Fewer: less memory, smaller calls."""
 
-    def prepare(self, segments: Segments, device: torch.device) -> Packed:
+    def prepare(self, segments: AttentionCall, device: torch.device) -> Packed:
         """Calls and index tensors.  ValueError for segments that no causal kernel could take."""
         return pack(segments, device, self.duplication)
 

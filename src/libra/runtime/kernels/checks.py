@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from libra.runtime.kernels.segments import Segments
+from libra.runtime.kernels.interface import AttentionCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Extents:
     lse_size: int
 
 
-def check_segments(segments: Segments) -> Extents:
+def check_segments(segments: AttentionCall) -> Extents:
     """The reach of `segments`.  ValueError if one is empty, lacks keys, or tears a query group."""
     if len(segments) == 0:
         return Extents(q_rows=0, k_rows=0, q_heads=0, kv_heads=0, lse_size=0)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 
 from libra.runtime.kernels.checks import Extents, check_buffers, check_gradients, check_segments
-from libra.runtime.kernels.segments import Segments
+from libra.runtime.kernels.interface import AttentionCall
 
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -73,7 +73,7 @@ class CpuKernel:
     widen: bool | None = None
     """Compute bf16 and fp16 in fp32.  None: where the processor lacks fast products of them."""
 
-    def prepare(self, segments: Segments, device: torch.device) -> CpuPrepared:
+    def prepare(self, segments: AttentionCall, device: torch.device) -> CpuPrepared:
         """Plain integers.  ValueError for segments that no causal kernel could take."""
         if device.type != "cpu":
             raise ValueError(f"the cpu kernel cannot serve device {device}; choose another kernel")
@@ -199,7 +199,7 @@ def kernel() -> CpuKernel:
 
 
 def cut(q_len: int, k_len: int, leaf: int, *, causal: bool = True) -> tuple[Piece, ...]:
-    """Pieces of a segment: first the squares, which cover every row once, then the rectangles.
+    """Overlaps of a segment: first the squares, which cover every row once, then the rectangles.
 
     A single row sees all its keys and is one rectangle, as is a segment that is not causal.
     """

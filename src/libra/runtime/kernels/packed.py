@@ -1,4 +1,4 @@
-"""Segments as a FlashAttention build takes them: packed rows and cumulative lengths.
+"""AttentionCall as a FlashAttention build takes them: packed rows and cumulative lengths.
 
     segments      q rows | k rows            a call     cu_q  0    2       5      7
        A          A A    | a a a                        q     A A | B B B | C C
@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from libra.runtime.kernels.checks import Extents, check_segments
+from libra.runtime.kernels.interface import AttentionCall
 from libra.runtime.kernels.rows import Rows, make_rows
-from libra.runtime.kernels.segments import Segments
 
 IntArray = NDArray[np.int64]
 
@@ -55,7 +55,7 @@ class Packed:
     extents: Extents
 
 
-def pack(segments: Segments, device: torch.device, duplication: int) -> Packed:
+def pack(segments: AttentionCall, device: torch.device, duplication: int) -> Packed:
     """The calls of `segments`, their index tensors on `device`.
 
     ValueError for segments that no causal kernel could take.
@@ -68,23 +68,25 @@ def pack(segments: Segments, device: torch.device, duplication: int) -> Packed:
     return Packed(tuple(_call(segments, sets, lse_start, device) for sets in batches), extents)
 
 
-def key_sets(segments: Segments) -> list[IntArray]:
+def key_sets(segments: AttentionCall) -> list[IntArray]:
     """Segment indices in sets, so that the segments of one set share no key of any head.
 
     Greedy interval colouring, head range by head range: as many sets as the most shared key has
     readers, which is the least possible.
     """
-    lane = segments.kv_head
-    if (np.diff(np.unique(lane)) < segments.kv_heads).any():
-        lane = np.zeros_like(lane)  # head ranges overlap in part: tell segments apart by rows alone
+    head_group = segments.kv_head
+    if (np.diff(np.unique(head_group)) < segments.kv_heads).any():
+        head_group = np.zeros_like(
+            head_group
+        )  # head ranges overlap in part: tell segments apart by rows alone
     stop = (segments.k_start + segments.k_len).tolist()
     colour = np.zeros(len(segments), dtype=np.int64)
     busy: list[tuple[int, int]] = []  # (row from which a colour is free again, colour)
     free: list[int] = []
     colours, current = 0, -1
-    for index in np.lexsort((segments.k_start, lane)).tolist():
-        if lane[index] != current:
-            busy, free, colours, current = [], [], 0, int(lane[index])
+    for index in np.lexsort((segments.k_start, head_group)).tolist():
+        if head_group[index] != current:
+            busy, free, colours, current = [], [], 0, int(head_group[index])
         while busy and busy[0][0] <= segments.k_start[index]:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if not free:
@@ -94,7 +96,9 @@ def key_sets(segments: Segments) -> list[IntArray]:
     return [np.flatnonzero(colour == c) for c in range(int(colour.max()) + 1)]
 
 
-def _batches(segments: Segments, sets: list[IntArray], duplication: int) -> list[list[IntArray]]:
+def _batches(
+    segments: AttentionCall, sets: list[IntArray], duplication: int
+) -> list[list[IntArray]]:
     sizes = [int(segments.k_len[members].sum()) for members in sets]
     limit = duplication * max(sizes)
     batches: list[list[IntArray]] = []
@@ -109,7 +113,7 @@ def _batches(segments: Segments, sets: list[IntArray], duplication: int) -> list
 
 
 def _call(
-    segments: Segments, sets: list[IntArray], lse_start: IntArray, device: torch.device
+    segments: AttentionCall, sets: list[IntArray], lse_start: IntArray, device: torch.device
 ) -> Call:
     def key_rows(members: IntArray) -> Rows:
         start, length = segments.k_start[members], segments.k_len[members]

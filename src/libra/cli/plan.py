@@ -1,0 +1,203 @@
+"""`libra plan`: plan one pool of a corpus offline, on this machine's CPU, and show the plan."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from libra.cli.choose_pool import ChosenPool, choose_pool
+from libra.cli.console import table_console
+from libra.cli.plan_figures import PlanFigures, plan_figures
+from libra.cli.plan_json import figures_as_json
+from libra.cli.plan_table import print_plan
+from libra.cli.plan_trace import plan_trace
+from libra.config import HeadShape, PoolConfig
+from libra.corpus import load_lengths
+from libra.cost.timeline import TimeModel
+from libra.data.lengths import check_count
+
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+PLOT_SUFFIXES = (".svg", ".png")
+_PIPE_COLUMNS = 120
+"""Width of the tables where no terminal says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Which pool to plan, for which heads, and what to write."""
+
+    lengths: tyro.conf.Positional[Path]
+    """Sample lengths in tokens: a .npy of integers, text with integers separated by commas or white
+    space, or a corpus (Parquet, Arrow, JSONL, Megatron .idx, or the folder of a Hugging Face or MDS
+    dataset); - for standard input.  Samples longer than a pack are dropped.
+    """
+
+    tokens: int = 262_144
+    """L: tokens of a pack."""
+
+    cp: int = 8
+    """Context-parallel size: workers that share one pack."""
+
+    global_batch: int = 128
+    """Packs of a window, the packs of one optimizer step."""
+
+    window: int = 0
+    """Which window of the corpus, counted from 0."""
+
+    pool: int = 0
+    """Which pool of the window, counted from 0 in the order of VRSP."""
+
+    heads: int = 128
+    """Query heads."""
+
+    kv_heads: int = 16
+    """Key/value heads."""
+
+    head_dim: int = 256
+    """Elements of a head."""
+
+    bytes: int = 2
+    """Bytes of an element: 2 for bf16 and fp16, 4 for fp32."""
+
+    config: PoolConfig = field(default_factory=PoolConfig)
+    """The pool's own settings."""
+
+    time: TimeModel = field(default_factory=TimeModel)
+    """Rates of the machine, for the modelled timeline.  Nodes, unless changed, are the config's."""
+
+    json: File = None
+    """Write all figures to this file."""
+
+    trace: File = None
+    """Write the modelled timeline to this file, for ui.perfetto.dev or chrome://tracing."""
+
+    plot: File = None
+    """Draw load and traffic into this .svg or .png file.  Needs matplotlib (the extra `plot`)."""
+
+
+def run_plan(options: PlanOptions, console: Console | None = None) -> int:
+    """Plan, print and write; the exit code.
+
+    Raises ValueError for options and files that cannot be used, before anything is printed.
+    """
+    _check(options)
+    console = console or table_console(_PIPE_COLUMNS)
+    time = options.time
+    if time.ranks_per_node == TimeModel().ranks_per_node:  # one node shape, unless two are given
+        time = replace(time, ranks_per_node=options.config.ranks_per_node)
+    chosen = choose_pool(
+        load_lengths(options.lengths),
+        tokens=options.tokens,
+        global_batch=options.global_batch,
+        pool_size=options.config.pool_size,
+        window=options.window,
+        pool=options.pool,
+    )
+    figures = plan_figures(
+        chosen.cu_seqlens,
+        tokens=options.tokens,
+        cp_size=options.cp,
+        config=options.config,
+        heads=HeadShape(
+            q=options.heads, kv=options.kv_heads, dim=options.head_dim, bytes=options.bytes
+        ),
+        model=time,
+    )
+    written = _write(options, chosen, figures)
+    print_plan(chosen, figures, console)
+    for what, path in written:
+        console.print(f"{what:<10} {path}", highlight=False, markup=False)
+    return 0
+
+
+def _check(options: PlanOptions) -> None:
+    """ValueError for what no plan can be made or written with.
+
+    Not done when the options are made: errors raised while tyro parses reach the user wrapped in
+    its own words.
+    """
+    for name in ("tokens", "cp", "heads", "kv_heads", "head_dim", "bytes"):
+        check_count(f"--{name.replace('_', '-')}", getattr(options, name))
+    if options.plot is not None:
+        if options.plot.suffix not in PLOT_SUFFIXES:
+            raise ValueError(
+                f"--plot {options.plot} ends in {options.plot.suffix!r}; name a file that ends in "
+                + " or ".join(PLOT_SUFFIXES)
+            )
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ValueError(
+                "--plot needs matplotlib, which is not installed; install the extra `plot`: "
+                "pip install 'libra-attention[plot]'"
+            )
+    named = [options.lengths, options.json, options.trace, options.plot]
+    files = [path.resolve() for path in named if path is not None]
+    if len(set(files)) < len(files):
+        raise ValueError(
+            "LENGTHS, --json, --trace and --plot must be different files; got "
+            + ", ".join(map(str, (path for path in named if path is not None)))
+        )
+    for name in ("json", "trace", "plot"):
+        path = getattr(options, name)
+        if path is not None and path.is_dir():
+            raise ValueError(f"--{name} {path} is a folder; name a file")
+
+
+def _write(
+    options: PlanOptions, chosen: ChosenPool, figures: PlanFigures
+) -> list[tuple[str, Path]]:
+    """Write the files that were asked for; what each is, and where."""
+    written = []
+    if options.json is not None:
+        everything = {"corpus": _corpus(options, chosen), **figures_as_json(figures)}
+        _save(options.json, "json", lambda path: path.write_text(json.dumps(everything) + "\n"))
+        written.append(("Figures", options.json))
+    if options.trace is not None:
+        about = {
+            "pool": f"pool {chosen.pool} of window {chosen.window} of {options.lengths.name}",
+            "modelled": "one layer, forward and then backward; no measurement",
+        }
+        trace = plan_trace(
+            figures.forward, figures.backward, figures.traffic, cp_size=options.cp, about=about
+        )
+        _save(options.trace, "trace", lambda path: path.write_text(json.dumps(trace) + "\n"))
+        written.append(("Trace", options.trace))
+    if options.plot is not None:
+        from libra.cli.plan_plot import draw_plan  # matplotlib: an extra, and slow to import
+
+        _save(options.plot, "plot", lambda path: draw_plan(figures, path))
+        written.append(("Plot", options.plot))
+    return written
+
+
+def _save(path: Path, option: str, write: Callable[[Path], object]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path)
+    except OSError as error:
+        raise ValueError(
+            f"--{option} {path} cannot be written: {error.strerror or error}"
+        ) from error
+
+
+def _corpus(options: PlanOptions, chosen: ChosenPool) -> dict[str, Any]:
+    packs = chosen.packs
+    return {
+        "file": options.lengths.name,
+        "samples": chosen.samples,
+        "dropped_samples": packs.dropped_samples,
+        "packs": len(packs),
+        "global_batch": chosen.global_batch,
+        "window": chosen.window,
+        "pool": chosen.pool,
+        "pools": len(chosen.pools),
+        "pools_imbalance": chosen.pools_imbalance,
+        "pool_packs": chosen.members.tolist(),
+        "pool_samples": chosen.pool_samples,
+    }

@@ -1,0 +1,379 @@
+"""`libra simulate`: choose a configuration from a corpus's lengths before renting the GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+from libra.cli.console import table_console
+from libra.cli.simulate_progress import StageProgress
+from libra.cli.simulate_table import print_study
+from libra.config import PoolConfig
+from libra.corpus import Format, load_lengths
+from libra.corpus.read import STDIN
+from libra.cost.description import Description, preset, read_description
+from libra.cost.hardware import CLUSTERS, Cluster
+from libra.cost.kernel_table import KernelTable
+from libra.cost.models import MODELS, Model
+from libra.cost.parallelism import Parallelism, Recompute
+from libra.cost.published import published_table
+from libra.cost.table_file import read_kernel_table
+from libra.data.lengths import check_count
+from libra.data.packing import LongerCut
+from libra.plan.head_groups import cut_heads
+from libra.simulate.figures import Candidate
+from libra.simulate.study import Study, run_study
+from libra.simulate.windows import Packing
+
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+Sizes = Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")]
+_PIPE_COLUMNS: Final = 140
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """What to simulate, and what to write."""
+
+    lengths: tyro.conf.Positional[str]
+    """A corpus: .npy, text, JSONL, Parquet, Arrow, Megatron .idx, the folder of a Hugging Face or
+    MDS dataset, or - for standard input.
+    """
+
+    cluster: str = "h100"
+    """A preset (a100, h100, h200, b200), or a TOML file with a [cluster] section; its [model] and
+    [parallelism] sections then take the place of the options below.
+    """
+
+    model: str = "qwen3-8b"
+    """A preset: qwen3-30b-a3b, qwen3-8b, llama-3-8b or llama-3-70b."""
+
+    tokens: int = 262_144
+    """L: tokens of a pack."""
+
+    global_batch: int = 128
+    """Packs of one optimizer step."""
+
+    dp: int = 16
+    """Data-parallel replicas."""
+
+    cp: int = 8
+    """Context-parallel ranks of a replica."""
+
+    tp: int = 2
+    """Tensor-parallel ranks."""
+
+    pp: int = 1
+    """Pipeline stages."""
+
+    ep: int = 1
+    """Expert-parallel ranks."""
+
+    recompute: Recompute = "full"
+    """What backward runs again: `full` layers, or `none`."""
+
+    pool_sizes: Sizes = ()
+    """P to try; by default the powers of two from 2 that divide dp."""
+
+    block_sizes: Sizes = ()
+    """B to try; by default 4096, and for placement `paper` also 2048, 8192 and 16384."""
+
+    head_shards: Sizes = ()
+    """H to try; by default 1, and for placement `paper` also 2 and 4."""
+
+    config: PoolConfig = field(default_factory=PoolConfig)
+    """Settings that all candidates share.  Its ranks_per_node, unless changed, is what the cluster
+    and tp make it.
+    """
+
+    kernels: File = None
+    """A table that `libra calibrate` wrote; by default published figures for the GPU."""
+
+    memory_cap: float | None = None
+    """Most GB of a GPU; by default what its tensors can have."""
+
+    packing: Packing = "sequential"
+    """`sequential` cuts samples at a pack's end, `best-fit` keeps them whole and pads."""
+
+    longer: LongerCut = "drop"
+    """What becomes of samples longer than a pack: `drop`, `cut` or `refuse`."""
+
+    buffer: int | None = None
+    """Samples that best-fit packing chooses from."""
+
+    format: Format | None = None
+    """Format of the corpus, where it isn't plain."""
+
+    column: str | None = None
+    """Column or field that holds lengths, tokens or texts."""
+
+    tokenizer: str | None = None
+    """Counts the tokens of texts: a tokenizer.json or a name."""
+
+    windows: int = 32
+    """Windows to replay, chosen by strata of skew; 0 for all."""
+
+    compared_windows: int = 3
+    """Windows in which all schemes are compared."""
+
+    scale_to: int = 1024
+    """Most replicas that throughput is predicted for."""
+
+    workers: int = 0
+    """Processes; 0 for one a core."""
+
+    journal: File = None
+    """Keep what is replayed here; a run that was cut off goes on from it."""
+
+    json: File = None
+    """Write everything to this file."""
+
+    html: File = None
+    """Write a report to this file, whole without a network.  Needs jinja2 (the extra `report`)."""
+
+    plots: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Write the report's figures here, as SVG and PNG.  Needs matplotlib (the extra `report`)."""
+
+    seed: int = 0
+    """Of all that is drawn at random."""
+
+
+def run_simulate(options: SimulateOptions, console: Console | None = None) -> int:
+    """Simulate, print and write; the exit code.
+
+    Raises ValueError for options and files that cannot be used.
+    """
+    study = make_study(options)
+    _check_outputs(options)
+    console = console or table_console(_PIPE_COLUMNS)
+    with _readable_twice(study) as corpus, StageProgress(console) as progress:
+        found = run_study(corpus, progress)
+    found["corpus"]["source"] = study.source
+    found = {"created": date.today().isoformat(), "command": _command(options), **found}
+    print_study(found, console)
+    for what, path in _write(options, found):
+        console.print(f"{what:<8} {path}", highlight=False, markup=False)
+    return 0
+
+
+@contextmanager
+def _readable_twice(study: Study) -> Iterator[Study]:
+    """The study, standard input kept in a file for as long."""
+    if study.source != STDIN:
+        yield study
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "lengths.npy"
+        lengths = load_lengths(
+            STDIN, format=study.format, column=study.column, tokenizer=study.tokenizer
+        )
+        np.save(kept, lengths)
+        yield replace(study, source=str(kept), format=None, column=None, tokenizer=None)
+
+
+def make_study(options: SimulateOptions) -> Study:
+    """The study that the options ask for.  Raises ValueError."""
+    described = _describe(options.cluster)
+    if described.cluster is None and options.cluster.lower() not in CLUSTERS:
+        raise ValueError(f"{options.cluster} has no [cluster] section; add one, or name a preset")
+    cluster = described.cluster or preset("cluster", options.cluster, CLUSTERS)
+    model: Model = described.model or preset("model", options.model, MODELS)
+    spread = described.parallelism or Parallelism(
+        dp=options.dp,
+        cp=options.cp,
+        global_batch=options.global_batch,
+        tokens=options.tokens,
+        tp=options.tp,
+        pp=options.pp,
+        ep=options.ep,
+        recompute=options.recompute,
+    )
+    spread.chunk_layers(model)  # refuses what cannot be spread so, before a corpus is read
+    for name, least in (
+        ("windows", 0),
+        ("compared_windows", 1),
+        ("scale_to", 1),
+        ("workers", 0),
+        ("seed", 0),
+    ):
+        check_count(name, getattr(options, name), least=least)
+    if options.windows == 1:
+        raise ValueError("windows is 1; a sample has at least 2 (0 for all)")
+    cap = options.memory_cap
+    if cap is not None and not (math.isfinite(cap) and cap > 0):
+        raise ValueError(f"memory_cap is {cap}; it must be a number of GB > 0")
+    if options.buffer is not None and options.packing != "best-fit":
+        raise ValueError(f"buffer={options.buffer} is for packing='best-fit' only")
+    if options.config.placement == "ulysses":
+        raise ValueError("placement='ulysses' has no pools to choose; it is compared anyway")
+    candidates = _candidates(options, spread, model)
+    return Study(
+        source=options.lengths,
+        model=model,
+        cluster=cluster,
+        parallelism=spread,
+        table=_table(options.kernels, cluster, model),
+        candidates=candidates,
+        config=_nodes(options.config, cluster, spread).replace(pool_size=candidates[0].pool_size),
+        format=options.format,
+        column=options.column,
+        tokenizer=options.tokenizer,
+        packing=options.packing,
+        longer=options.longer,
+        buffer=options.buffer,
+        windows=options.windows or None,
+        compared_windows=options.compared_windows,
+        scale_to=options.scale_to,
+        memory_cap=None if cap is None else cap * 1e9,
+        workers=options.workers or os.cpu_count() or 1,
+        journal=options.journal,
+        seed=options.seed,
+    )
+
+
+def _nodes(config: PoolConfig, cluster: Cluster, spread: Parallelism) -> PoolConfig:
+    """The configuration with the cluster's nodes, unless it names its own: a worker of a pool is
+    `tp` GPUs.
+    """
+    if config.ranks_per_node != PoolConfig().ranks_per_node:
+        return config
+    return config.replace(ranks_per_node=max(1, cluster.ranks_per_node // spread.tp))
+
+
+def _describe(cluster: str) -> Description:
+    """What a cluster file says; nothing for the name of a preset."""
+    if cluster.lower() in CLUSTERS:
+        return Description()
+    path = Path(cluster)
+    if path.suffix == ".toml" or path.exists():
+        return read_description(path)
+    return Description(cluster=preset("cluster", cluster, CLUSTERS))  # refuses it
+
+
+def _table(kernels: Path | None, cluster: Cluster, model: Model) -> KernelTable:
+    if kernels is None:
+        return published_table(cluster, key_dim=model.head_dim, value_dim=model.head_dim)
+    return read_kernel_table(kernels)
+
+
+def _candidates(options: SimulateOptions, spread: Parallelism, model: Model) -> Sequence[Candidate]:
+    """All combinations of P, B and H.  ValueError for what doesn't divide."""
+    paper = options.config.placement == "paper"
+    powers = tuple(1 << i for i in range(1, spread.dp.bit_length()) if spread.dp % (1 << i) == 0)
+    sizes = options.pool_sizes or powers or (1,)
+    blocks = options.block_sizes or ((2048, 4096, 8192, 16384) if paper else (4096,))
+    heads = model.heads(tp=spread.tp)
+    shards = options.head_shards or tuple(
+        h for h in ((1, 2, 4) if paper else (1,)) if heads.q % (h * options.config.chunks) == 0
+    )
+    for size in sizes:
+        check_count("pool_sizes", size)
+        if spread.dp % size:
+            raise ValueError(f"pool_sizes has {size}, which does not divide dp={spread.dp}")
+    for shard in shards or (1,):
+        check_count("head_shards", shard)
+        cut_heads(heads, shard, options.config.chunks)
+    for block in blocks:
+        check_count("block_sizes", block)
+    return [
+        Candidate(size, block, shard)
+        for size in dict.fromkeys(sizes)
+        for block in dict.fromkeys(blocks)
+        for shard in dict.fromkeys(shards)
+    ]
+
+
+def _check_outputs(options: SimulateOptions) -> None:
+    """ValueError for what cannot be written, before hours of work."""
+    wanted = {
+        "json": options.json,
+        "html": options.html,
+        "journal": options.journal,
+    }
+    for name, path in wanted.items():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ValueError(f"{name}={path} is a folder; name a file")
+        same = [other for other, at in wanted.items() if at == path and other != name]
+        if same:
+            raise ValueError(f"{name} and {same[0]} name the same file, {path}")
+        if not path.parent.is_dir():
+            raise ValueError(f"{name}={path}: the folder {path.parent} does not exist")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{name}={path} cannot be written")
+        if Path(options.lengths).exists() and path.exists() and path.samefile(options.lengths):
+            raise ValueError(f"{name}={path} is the corpus itself")
+    if options.plots is not None and options.plots.exists() and not options.plots.is_dir():
+        raise ValueError(f"plots={options.plots} is a file; name a folder")
+    for name, path, package in (
+        ("html", options.html, "jinja2"),
+        ("plots", options.plots, "matplotlib"),
+    ):
+        if path is not None and importlib.util.find_spec(package) is None:
+            raise ValueError(f"{name} needs {package}: pip install 'libra-attention[report]'")
+
+
+def _write(options: SimulateOptions, found: dict[str, Any]) -> list[tuple[str, Path]]:
+    """Write what was asked for; what and where."""
+    written = []
+    try:
+        if options.json is not None:
+            options.json.write_text(json.dumps(_plain(found), indent=1), encoding="utf-8")
+            written.append(("figures", options.json))
+        if options.html is not None:
+            from libra.simulate.report import write_report
+
+            write_report(found, options.html)
+            written.append(("report", options.html))
+        if options.plots is not None:
+            from libra.simulate.plots import write_plots
+
+            write_plots(found, options.plots)
+            written.append(("plots", options.plots))
+    except OSError as error:
+        what = error.filename or "the results"  # a full disk has no name
+        raise ValueError(f"cannot write {what}: {error.strerror}") from error
+    return written
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null in their place."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _command(options: SimulateOptions) -> str:
+    """The command line that asks for the same figures: what is not as by default."""
+    words = ["libra", "simulate", options.lengths]
+    default = SimulateOptions(lengths="")
+    unshown = ("lengths", "config", "json", "html", "plots", "journal", "workers")
+    for name in SimulateOptions.__dataclass_fields__:
+        value = getattr(options, name)
+        if name in unshown or value == getattr(default, name):
+            continue
+        shown = [str(each) for each in value] if isinstance(value, tuple) else [str(value)]
+        words += [f"--{name.replace('_', '-')}", *shown]
+    for name in PoolConfig.__dataclass_fields__:
+        value = getattr(options.config, name)
+        if value != getattr(default.config, name):
+            words += [f"--config.{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)

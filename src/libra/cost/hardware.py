@@ -1,0 +1,167 @@
+"""The machines: what one GPU computes and moves, and how GPUs are joined.
+
+Units are SI: bytes, bytes/s, FLOP/s, seconds; GB means 1e9 bytes.  Data sheets give NVLink for both
+directions together and tensor throughput often with sparsity; here both are one direction and
+dense.
+
+What is simplified.  A node's GPUs are joined all to all, each with its own share of the network,
+and the network between nodes has full bisection.  Real machines reach less than their data sheets:
+`matmul_fraction` and `collective_efficiency` say how much, and are assumptions until measured
+(`libra calibrate` measures the first; a collective benchmark such as nccl-tests the second).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+from libra.cost.checks import (
+    check_choice,
+    check_count,
+    check_name,
+    check_positive,
+    check_share,
+)
+from libra.cost.timeline import TimeModel
+
+AttentionFigures = Literal["flash-2", "flash-3", "flash-4"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """One kind of GPU and the links between them."""
+
+    name: str
+    """What reports call it."""
+
+    peak_flops: float
+    """Dense bf16 FLOP/s of one GPU, as the vendor states it."""
+
+    memory_bytes: float
+    """Bytes of device memory of one GPU."""
+
+    memory_bandwidth: float
+    """Bytes/s between a GPU and its own memory."""
+
+    within_node: float
+    """Bytes/s that one GPU sends, and at the same time receives, inside its node."""
+
+    between_nodes: float
+    """Bytes/s that one GPU sends, and at the same time receives, across nodes."""
+
+    within_node_latency: float = 10e-6
+    """Seconds before the first byte inside a node.  Default: an assumption, of the order of a
+    small NCCL collective over NVLink.
+    """
+
+    between_nodes_latency: float = 30e-6
+    """Seconds before the first byte across nodes.  Default: an assumption, of the order of a small
+    NCCL collective over a few nodes.
+    """
+
+    ranks_per_node: int = 8
+    """GPUs of one node."""
+
+    matmul_fraction: float = 0.7
+    """Share of `peak_flops` that large bf16 matrix products reach.  Default: an assumption."""
+
+    collective_efficiency: float = 0.8
+    """Share of a link's bytes/s that large collectives reach.  Default: an assumption."""
+
+    usable_memory: float = 0.92
+    """Share of `memory_bytes` that tensors can use; the rest is the driver's, the communication
+    library's and lost to fragmentation.  Default: an assumption.
+    """
+
+    attention_figures: AttentionFigures = "flash-3"
+    """Which published attention figures stand in where no calibrated table is given."""
+
+    def __post_init__(self) -> None:
+        check_name("Cluster.name", self.name)
+        for field in (
+            *("peak_flops", "memory_bytes", "memory_bandwidth"),
+            *("within_node", "between_nodes"),
+        ):
+            check_positive(f"Cluster.{field}", getattr(self, field))
+        for field in ("within_node_latency", "between_nodes_latency"):
+            check_positive(f"Cluster.{field}", getattr(self, field), zero=True)
+        for field in ("matmul_fraction", "collective_efficiency", "usable_memory"):
+            check_share(f"Cluster.{field}", getattr(self, field))
+        check_count("Cluster.ranks_per_node", self.ranks_per_node)
+        check_choice(
+            "Cluster.attention_figures", self.attention_figures, ("flash-2", "flash-3", "flash-4")
+        )
+
+    @property
+    def matmul_flops(self) -> float:
+        """FLOP/s of large bf16 matrix products."""
+        return self.peak_flops * self.matmul_fraction
+
+    @property
+    def tensor_bytes(self) -> float:
+        """Bytes of device memory that tensors can use."""
+        return self.memory_bytes * self.usable_memory
+
+    def with_matmul_flops(self, rate: float) -> Cluster:
+        """This cluster with a measured rate of matrix products, which may not pass the peak."""
+        return dataclasses.replace(self, matmul_fraction=rate / self.peak_flops)
+
+    def time_model(self, flops_per_second: float, *, tp: int = 1) -> TimeModel:
+        """The rates that a pool's timeline wants, for workers that are `tp` ranks each.
+
+        `flops_per_second` is the rate of attention where no kernel table gives seconds.  A timeline
+        has one latency; this gives it the one between nodes.
+        """
+        return TimeModel(
+            flops_per_second=flops_per_second,
+            within_node=self.within_node * self.collective_efficiency,
+            between_nodes=self.between_nodes * self.collective_efficiency,
+            latency_seconds=self.between_nodes_latency,
+            ranks_per_node=max(1, self.ranks_per_node // tp),
+        )
+
+
+# Throughputs: dense is half of what the sheets print "with sparsity".  Networks: one port a GPU.
+CLUSTERS: Final[Mapping[str, Cluster]] = MappingProxyType(
+    {
+        "a100": Cluster(
+            name="A100 SXM 80 GB",
+            peak_flops=312e12,  # NVIDIA A100 Tensor Core GPU data sheet: bfloat16, dense
+            memory_bytes=80e9,  # same sheet, 80GB SXM
+            memory_bandwidth=2.039e12,  # same sheet, 80GB SXM
+            within_node=300e9,  # same sheet: NVLink 600 GB/s, both directions
+            between_nodes=25e9,  # NVIDIA DGX A100 data sheet: one 200 Gb/s port a GPU
+            matmul_fraction=0.8,  # assumption: large matrix products come nearer to this peak
+            attention_figures="flash-2",
+        ),
+        "h100": Cluster(
+            name="H100 SXM",
+            peak_flops=989e12,  # NVIDIA H100 Tensor Core GPU data sheet: 1,979 with sparsity
+            memory_bytes=80e9,  # same sheet, SXM
+            memory_bandwidth=3.35e12,  # same sheet, SXM
+            within_node=450e9,  # same sheet: NVLink 900 GB/s, both directions
+            between_nodes=50e9,  # NVIDIA DGX H100 data sheet: one 400 Gb/s port a GPU
+        ),
+        "h200": Cluster(
+            name="H200 SXM",
+            peak_flops=989e12,  # NVIDIA H200 Tensor Core GPU data sheet: 1,979 with sparsity
+            memory_bytes=141e9,  # same sheet
+            memory_bandwidth=4.8e12,  # same sheet
+            within_node=450e9,  # same sheet: NVLink 900 GB/s, both directions
+            between_nodes=50e9,  # NVIDIA DGX H200 data sheet: one 400 Gb/s port a GPU
+        ),
+        "b200": Cluster(
+            name="B200 SXM",
+            peak_flops=2.25e15,  # NVIDIA HGX data sheet, HGX B200: 36 PFLOP/s of 8 with sparsity
+            memory_bytes=180e9,  # NVIDIA DGX B200 data sheet: 1,440 GB of 8
+            memory_bandwidth=8e12,  # same sheet: 64 TB/s of 8
+            within_node=900e9,  # same sheet: NVLink 14.4 TB/s of 8, both directions
+            between_nodes=50e9,  # same sheet: one 400 Gb/s port a GPU
+            attention_figures="flash-4",
+        ),
+    }
+)
+"""Presets by the name that a description file uses."""

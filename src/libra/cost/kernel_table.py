@@ -1,0 +1,197 @@
+"""How fast attention runs, by the shape of its segments.
+
+A segment is q_len query rows against k_len >= q_len keys, its last row seeing all of them: exactly
+q_len * k_len - q_len (q_len - 1) / 2 query-key pairs a head.  A pair costs 2 (key dim + value dim)
+operations forward and 2.5 times that backward, the counting of the FlashAttention papers.  The
+table says which fraction of a peak rate a shape reaches, and so
+
+    seconds = operations / (peak * fraction)
+
+Fractions stand at grid points of (q_len, k_len / q_len, heads); between them their logarithm is
+linear in the logarithm of each, beyond the grid they stay as at its edge.
+
+What is simplified.  A fraction describes a segment in good company: a launch with enough segments
+and heads to fill the GPU.  Then the seconds of a launch are the sum of its segments', and what a
+half-empty GPU wastes is not seen.  What a kernel call costs besides is `call_seconds`, and not in
+`seconds`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from libra.cost.checks import check_choice, check_count, check_positive
+from libra.data.lengths import causal_pairs
+
+Direction = Literal["forward", "backward"]
+DIRECTIONS: Final[tuple[Direction, Direction]] = ("forward", "backward")
+Floats = NDArray[np.float64]
+
+BACKWARD_OPERATIONS: Final = 2.5
+"""Operations of a backward pass over those of its forward: five products in place of two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelTable:
+    """Fractions of a peak rate by segment shape; immutable, checked when made."""
+
+    source: str
+    """Where the figures are from."""
+
+    peak_flops: float
+    """FLOP/s that the fractions are of."""
+
+    key_dim: int
+    """Elements of a key head, as measured."""
+
+    value_dim: int
+    """Elements of a value head."""
+
+    q_len: NDArray[np.int64]
+    """Grid of query rows, ascending, [Q]."""
+
+    k_per_q: Floats
+    """Grid of k_len / q_len, ascending from 1, [K]."""
+
+    heads: NDArray[np.int64]
+    """Grid of query heads, ascending, [H]."""
+
+    forward: Floats
+    """Fractions > 0, [Q, K, H]."""
+
+    backward: Floats
+    """Fractions > 0, [Q, K, H]."""
+
+    call_seconds: float = 0.0
+    """Seconds that a forward call takes whatever it computes; no part of `seconds`."""
+
+    matmul_flops: float | None = None
+    """FLOP/s of a large matrix product on the same machine, where it was measured."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, str):
+            raise ValueError(f"KernelTable.source is {self.source!r}; it must be text")
+        check_positive("KernelTable.peak_flops", self.peak_flops)
+        check_positive("KernelTable.call_seconds", self.call_seconds, zero=True)
+        if self.matmul_flops is not None:
+            check_positive("KernelTable.matmul_flops", self.matmul_flops)
+        check_count("KernelTable.key_dim", self.key_dim)
+        check_count("KernelTable.value_dim", self.value_dim)
+        for name, kind in (("q_len", np.int64), ("k_per_q", np.float64), ("heads", np.int64)):
+            axis = _check_axis(name, getattr(self, name))
+            object.__setattr__(self, name, _frozen(axis.astype(kind)))
+        shape = (len(self.q_len), len(self.k_per_q), len(self.heads))
+        for name in DIRECTIONS:
+            fractions = _check_fractions(name, getattr(self, name), shape)
+            object.__setattr__(self, name, _frozen(fractions))
+
+    def fraction(
+        self, q_len: ArrayLike, k_len: ArrayLike, heads: ArrayLike, *, direction: Direction
+    ) -> Floats:
+        """Fraction of the peak that such segments reach; broadcasts.  Raises ValueError."""
+        check_choice("direction", direction, DIRECTIONS)
+        q, k, h = _check_segments(q_len, k_len, heads)
+        from libra.cost.interpolation import interpolate  # numba: where it is needed
+
+        points = np.broadcast_arrays(q, k, h)
+        found = interpolate(
+            np.log(self.q_len),
+            np.log(self.k_per_q),
+            np.log(self.heads),
+            np.log(self.forward if direction == "forward" else self.backward),
+            *(np.ascontiguousarray(axis).ravel() for axis in points),
+        )
+        return np.asarray(found.reshape(points[0].shape))
+
+    def seconds(
+        self, q_len: ArrayLike, k_len: ArrayLike, heads: ArrayLike, *, direction: Direction
+    ) -> Floats:
+        """Seconds of each segment, float64; the arguments broadcast.
+
+        `q_len` >= 1 rows, `k_len` >= `q_len` keys, `heads` >= 1 query heads.  Raises ValueError for
+        anything else and for a `direction` other than "forward" and "backward".
+        """
+        fraction = self.fraction(q_len, k_len, heads, direction=direction)
+        operations = segment_flops(
+            q_len, k_len, heads, self.key_dim, self.value_dim, direction=direction
+        )
+        return np.asarray(operations / (self.peak_flops * fraction))
+
+
+def segment_flops(
+    q_len: ArrayLike,
+    k_len: ArrayLike,
+    heads: ArrayLike,
+    key_dim: int,
+    value_dim: int,
+    *,
+    direction: Direction,
+) -> Floats:
+    """Operations of each causal segment, float64; broadcasts."""
+    q, k = np.asarray(q_len, dtype=np.int64), np.asarray(k_len, dtype=np.int64)
+    pairs = causal_pairs(k - q, k).astype(np.float64) * np.asarray(heads, dtype=np.float64)
+    times = BACKWARD_OPERATIONS if direction == "backward" else 1.0
+    return np.asarray(pairs * (2 * (key_dim + value_dim) * times))
+
+
+def _check_segments(
+    q_len: ArrayLike, k_len: ArrayLike, heads: ArrayLike
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    arrays = []
+    for name, values in (("q_len", q_len), ("k_len", k_len), ("heads", heads)):
+        array = np.asarray(values)
+        if not array.size:
+            array = array.astype(np.int64)  # an empty list reads as floats
+        if array.dtype.kind not in "iu":
+            raise ValueError(f"{name} has dtype {array.dtype}; it must be integers")
+        if array.size and array.min() < 1:
+            raise ValueError(f"{name} holds {array.min()}; it must be >= 1")
+        arrays.append(array.astype(np.int64))
+    q, k, h = arrays
+    if np.any(k < q):
+        raise ValueError("k_len is less than q_len: every query row has a key of its own")
+    return q, k, h
+
+
+def _check_axis(name: str, values: ArrayLike) -> Floats:
+    array = _numbers(name, values)
+    if array.ndim != 1 or not len(array) or array[0] < 1 or (np.diff(array) <= 0).any():
+        raise ValueError(
+            f"KernelTable.{name} is {array.tolist()}; it must be ascending numbers from 1 on"
+        )
+    if name != "k_per_q" and (array != np.floor(array)).any():
+        raise ValueError(f"KernelTable.{name} is {array.tolist()}; it must be integers")
+    if name == "k_per_q" and array[0] != 1:
+        raise ValueError(f"KernelTable.k_per_q starts at {array[0]}; it must start at 1")
+    return array
+
+
+def _check_fractions(name: str, values: ArrayLike, shape: tuple[int, ...]) -> Floats:
+    array = _numbers(name, values)
+    if array.shape != shape:
+        raise ValueError(
+            f"KernelTable.{name} has shape {array.shape}; q_len, k_per_q and heads make it {shape}"
+        )
+    if not (np.isfinite(array) & (array > 0)).all():
+        raise ValueError(f"KernelTable.{name} must hold finite fractions > 0")
+    return array
+
+
+def _numbers(name: str, values: ArrayLike) -> Floats:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"KernelTable.{name} cannot be read as numbers: {error}") from error
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"KernelTable.{name} holds {array.dtype}; it must hold numbers")
+    return array.astype(np.float64)
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array = array.copy()
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,127 @@
+"""What one GPU holds at the worst moment of a step, in bytes.
+
+- Parameters and gradients of its model chunks, sharded by tp, and the routed experts by ep too.
+- Optimizer states, spread over all ranks that hold the same parameters (cp x dp of them, ep times
+  fewer for experts), as a distributed optimizer (ZeRO stage 1) does.
+- Activations.  With recomputation each layer keeps its input for every microbatch between its
+  forward and its backward, and one layer at a time is whole; without, all are.  How many
+  microbatches that is follows from the schedule's own order.
+- Logits and their gradients, of `loss_rows` tokens at a time, on the last stage.
+- What Libra fetches, and keeps as it keeps activations, and its workspace, once for all layers.
+
+What is simplified.  While one layer is whole its activations and as many gradients exist together;
+activations that every tp rank needs whole are counted sharded (sequence parallelism); weights
+gathered for a product and communication buffers are in `Cluster.usable_memory`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libra.cost.models import Model
+from libra.cost.parallelism import Parallelism
+from libra.cost.pipeline import most_in_flight, schedule_order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Parameters of one rank."""
+
+    dense: float
+    """Held by every cp x dp rank of the same tp and pp place."""
+
+    routed: float
+    """Routed experts: held by every cp x dp / ep of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes of one GPU at the worst moment of a step."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    kept: float
+    """Activations that wait for their backward."""
+    working: float
+    """Activations and gradients of the layer in work."""
+    logits: float
+    fetched: float
+    """What attention keeps of other workers, and for them."""
+    workspace: float
+    """What one call of attention at a time takes for transfers and their gradients."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        states = self.parameters + self.gradients + self.optimizer
+        attention = self.fetched + self.workspace
+        return states + self.kept + self.working + self.logits + attention
+
+
+def rank_parameters(model: Model, parallelism: Parallelism, *, stage: int) -> Parameters:
+    """Parameters of a rank of pipeline stage `stage`, whose chunks are all its virtual stages.
+
+    The first stage has the embedding, the last the last norm and the output projection (a copy of
+    the embedding if it is tied).  ValueError for a model that cannot be spread so.
+    """
+    layers = parallelism.chunk_layers(model) * parallelism.virtual_stages
+    dense = layers * model.dense_layer_parameters
+    last = stage == parallelism.pp - 1
+    if stage == 0:
+        dense += model.embedding_parameters
+    if last:
+        dense += model.hidden
+        if not model.tied_embeddings or parallelism.pp > 1:
+            dense += model.embedding_parameters
+    routed = layers * model.routed_layer_parameters
+    return Parameters(
+        dense=dense / parallelism.tp, routed=routed / (parallelism.tp * parallelism.ep)
+    )
+
+
+def rank_memory(
+    model: Model,
+    parallelism: Parallelism,
+    *,
+    fetched: float = 0.0,
+    workspace: float = 0.0,
+    stage: int | None = None,
+) -> RankMemory:
+    """Memory of a rank of `stage`, or of the stage that needs most.
+
+    `fetched` are the bytes that a call of attention keeps for its backward beyond a rank's own
+    tensors, at the worst worker: without recomputation every layer keeps them.  `workspace` are
+    those that calls take in turn.
+    """
+    if stage is None:
+        every = (
+            rank_memory(model, parallelism, fetched=fetched, workspace=workspace, stage=stage)
+            for stage in range(parallelism.pp)
+        )
+        return max(every, key=lambda memory: memory.total)
+    mine = rank_parameters(model, parallelism, stage=stage)
+    replicas = parallelism.cp * parallelism.dp
+    owned = mine.dense / replicas + mine.routed * parallelism.ep / replicas
+    order = schedule_order(
+        parallelism.schedule,
+        parallelism.pp,
+        parallelism.microbatches,
+        virtual_stages=parallelism.virtual_stages,
+    )
+    layers = most_in_flight(order[stage]) * parallelism.chunk_layers(model)
+    row = parallelism.rows * parallelism.element_bytes / parallelism.tp
+    layer = row * model.layer_elements
+    everything = parallelism.recompute == "none"
+    loss_rows = min(parallelism.loss_rows, parallelism.rows)
+    logits = loss_rows * model.vocab * (parallelism.element_bytes + 4) / parallelism.tp  # and fp32
+    return RankMemory(
+        parameters=(mine.dense + mine.routed) * parallelism.element_bytes,
+        gradients=(mine.dense + mine.routed) * parallelism.gradient_bytes,
+        optimizer=owned * parallelism.optimizer_bytes,
+        kept=layers * (layer if everything else row * model.hidden),
+        working=layer if everything else 2 * layer,
+        logits=logits if stage == parallelism.pp - 1 else 0.0,
+        fetched=fetched * (layers if everything else 1),
+        workspace=workspace,
+    )

@@ -1,0 +1,123 @@
+"""Seconds of one microbatch on one pipeline stage: given attention, and all that is not attention.
+
+Beside attention a layer takes, on each rank and forward:
+
+- matrix products: FLOPs of its linear layers over the rate of large products;
+- elementwise work: every activation written and read once, at memory bandwidth;
+- tensor parallelism: two all-gathers and two reduce-scatters of the residual stream;
+- expert parallelism: two all-to-alls of every token, once for each expert that serves it.
+
+Backward takes the products and elementwise work twice and the exchanges once.  Recomputation adds a
+forward to it, attention with its exchanges included.
+
+What is simplified.  Nothing but what `attention` already hides is hidden: exchanges of tp and ep
+are exposed.  Experts are served evenly.  All of this depends on tokens alone, of which every pack
+has as many; so it delays all schemes alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from libra.cost.hardware import Cluster
+from libra.cost.models import Model
+from libra.cost.parallelism import Parallelism
+from libra.cost.transfers import exchange_seconds, ring_seconds
+
+Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSeconds:
+    """Seconds of one layer, or of the output projection, without attention."""
+
+    matmul: float
+    elementwise: float
+    tensor_parallel: float
+    expert_parallel: float
+
+    @property
+    def forward(self) -> float:
+        """One forward pass."""
+        return self.matmul + self.elementwise + self.exchanges
+
+    @property
+    def backward(self) -> float:
+        """One backward pass, without a recomputed forward."""
+        return 2 * (self.matmul + self.elementwise) + self.exchanges
+
+    @property
+    def exchanges(self) -> float:
+        """Transfers of one pass."""
+        return self.tensor_parallel + self.expert_parallel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicrobatchSeconds:
+    """Seconds of one model chunk and microbatch; shaped as the attention that was given."""
+
+    forward: Seconds
+    backward: Seconds
+    """With the recomputed forward, where there is one."""
+
+
+def layer_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -> LinearSeconds:
+    """One layer of one microbatch on a rank, without attention."""
+    rows, tp = parallelism.rows, parallelism.tp
+    stream = rows * model.hidden * parallelism.element_bytes
+    held = rows * model.layer_elements * parallelism.element_bytes / tp
+    routed = stream * model.active_experts / tp if model.experts > 1 else 0.0
+    return LinearSeconds(
+        matmul=rows * model.layer_flops / tp / cluster.matmul_flops,
+        elementwise=2 * held / cluster.memory_bandwidth,
+        tensor_parallel=4 * ring_seconds(stream, tp, cluster),
+        expert_parallel=2 * exchange_seconds(routed, parallelism.ep, cluster, stride=tp)
+        if model.experts > 1
+        else 0.0,
+    )
+
+
+def output_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -> LinearSeconds:
+    """The output projection and the loss of one microbatch on a rank of the last stage."""
+    rows, tp = parallelism.rows, parallelism.tp
+    logits = rows * model.vocab * (parallelism.element_bytes + 4) / tp  # and fp32 for the loss
+    return LinearSeconds(
+        matmul=rows * model.output_flops / tp / cluster.matmul_flops,
+        elementwise=2 * logits / cluster.memory_bandwidth,
+        tensor_parallel=ring_seconds(rows * model.hidden * parallelism.element_bytes, tp, cluster),
+        expert_parallel=0.0,
+    )
+
+
+def microbatch_seconds(
+    model: Model,
+    parallelism: Parallelism,
+    cluster: Cluster,
+    *,
+    attention_forward: ArrayLike,
+    attention_backward: ArrayLike,
+    linear: ArrayLike = 1.0,
+    last: bool = True,
+) -> MicrobatchSeconds:
+    """Seconds of one model chunk for microbatches whose attention takes the seconds given.
+
+    `attention_forward` and `attention_backward` are one layer's, exchanges included, for any number
+    of microbatches; they broadcast.  `linear` are a microbatch's tokens over L, other than 1 where
+    packs differ in length: all that is not attention grows with them.  `last` says that the chunk
+    ends in the output projection and the loss.
+    """
+    forward = np.asarray(attention_forward, dtype=np.float64)
+    backward = np.asarray(attention_backward, dtype=np.float64)
+    share = np.asarray(linear, dtype=np.float64)
+    layers = parallelism.chunk_layers(model)
+    layer = layer_seconds(model, parallelism, cluster)
+    once = layers * (forward + share * layer.forward)
+    again = once if parallelism.recompute == "full" else 0.0
+    twice = layers * (backward + share * layer.backward) + again
+    if last:  # the loss is never run again: its backward follows at once
+        output = output_seconds(model, parallelism, cluster)
+        once, twice = once + share * output.forward, twice + share * output.backward
+    return MicrobatchSeconds(forward=np.asarray(once), backward=np.asarray(twice))

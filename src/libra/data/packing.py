@@ -1,0 +1,191 @@
+"""Samples to packs of L tokens: cut in sequence for pre-training, or whole for fine-tuning.
+
+pack_sequential    |aaaaabbb|bbbbcccc|ccd.....     a sample is cut at a pack's end
+pack_best_fit      |aaaaacc.|bbbbbbb.|ddddee..     samples stay whole; the rest is padding
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from libra.data.lengths import check_count, check_lengths, segment_workloads
+
+IntArray = NDArray[np.int64]
+LongerCut = Literal["refuse", "drop", "cut"]
+LongerWhole = Literal["refuse", "drop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Packs:
+    """Packs kept flat.
+
+    A *fragment* is what a pack holds of a sample: all of it, or a piece where packing cuts.  Pack i
+    holds the fragments offsets[i] .. offsets[i + 1] - 1; in its row of `tokens` tokens they follow
+    each other from the start, and padding, if any, comes last.  Iterating gives each pack's
+    lengths.
+    """
+
+    tokens: int
+    """L: tokens of every pack, padding included."""
+    lengths: IntArray
+    """Tokens of each fragment, [fragments]."""
+    offsets: IntArray
+    """First fragment of each pack, then their number, [packs + 1]."""
+    samples: IntArray
+    """Index of each fragment's sample in the lengths that were packed, [fragments]."""
+    starts: IntArray
+    """First token of each fragment in its sample, [fragments]."""
+    dropped_samples: int = 0
+    """Samples left out because they are longer than L."""
+    dropped_tokens: int = 0
+    """Tokens at the corpus's end left out because they don't fill a pack."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[IntArray]:
+        return (self.lengths_of(i) for i in range(len(self)))
+
+    def fragments_of(self, pack: int) -> slice:
+        """Where a pack's fragments lie in the flat arrays.  IndexError for a pack out of range."""
+        if not 0 <= pack < len(self):
+            raise IndexError(f"pack {pack} of {len(self)}")
+        return slice(int(self.offsets[pack]), int(self.offsets[pack + 1]))
+
+    def lengths_of(self, pack: int) -> IntArray:
+        """Sample lengths of a pack as its attention sees them, int64 [its fragments], a view."""
+        return self.lengths[self.fragments_of(pack)]
+
+    def cu_seqlens(self, pack: int) -> NDArray[np.int32]:
+        """Sample bounds of a pack from 0 to its real tokens, int32; padding lies after the end."""
+        lengths = self.lengths_of(pack)
+        bounds = np.zeros(len(lengths) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=bounds[1:])
+        return bounds
+
+    @property
+    def padding(self) -> IntArray:
+        """Padding tokens of each pack, int64 [packs]."""
+        ends = np.concatenate([[0], np.cumsum(self.lengths)])[self.offsets]
+        return np.asarray(self.tokens - np.diff(ends))
+
+    @property
+    def workloads(self) -> IntArray:
+        """Sum of squared lengths of each pack, int64 [packs]."""
+        return segment_workloads(self.lengths, self.offsets)
+
+
+def pack_sequential(
+    lengths: ArrayLike, tokens: int, *, longer: LongerCut = "refuse", drop_last: bool = True
+) -> Packs:
+    """Concatenate samples in order and cut every `tokens` tokens.
+
+    Each piece of a cut sample is a sample of its own.  `longer` says what becomes of samples of
+    more than `tokens` tokens: `refuse` them, `drop` them (counted in `dropped_samples`), or `cut`
+    them like any other.  The last, incomplete pack is dropped (counted in `dropped_tokens`), or
+    padded with `drop_last=False`.  Vectorised: linear in samples.
+
+    Raises ValueError for an empty corpus, bad lengths, L out of [1, 2^31), or a corpus that fills
+    no pack.
+    """
+    kept, dropped = _choose_samples(lengths, tokens, longer, get_args(LongerCut))
+    ends = np.cumsum(kept.lengths)
+    total = int(ends[-1])
+    packs = total // tokens if drop_last else -(-total // tokens)
+    if not packs:
+        raise ValueError(
+            f"the corpus has {total} tokens, less than one pack of tokens={tokens}; "
+            "pack shorter, or keep the incomplete pack with drop_last=False"
+        )
+    used = min(total, packs * tokens)
+    pack_ends = np.arange(1, packs, dtype=np.int64) * tokens
+    where = np.searchsorted(ends, pack_ends)
+    inside = ends[where] != pack_ends  # a pack's end inside a sample cuts it
+    stops = np.insert(ends, where[inside], pack_ends[inside])
+    stops = stops[: np.searchsorted(stops, used) + 1]
+    stops[-1] = used  # a sample that crosses the end of the last pack loses its rest
+    bounds = np.concatenate([[0], stops])
+    is_rest = np.zeros(len(stops) + 1, dtype=bool)
+    is_rest[where[inside] + np.arange(int(inside.sum())) + 1] = True
+    sample = np.cumsum(~is_rest[:-1]) - 1
+    return Packs(
+        tokens=tokens,
+        lengths=np.diff(bounds),
+        offsets=np.append(np.searchsorted(bounds, np.append(0, pack_ends)), len(stops)),
+        samples=kept.ids[sample],
+        starts=bounds[:-1] - (ends - kept.lengths)[sample],
+        dropped_samples=dropped,
+        dropped_tokens=total - used,
+    )
+
+
+def pack_best_fit(
+    lengths: ArrayLike, tokens: int, *, longer: LongerWhole = "refuse", buffer: int = 4096
+) -> Packs:
+    """Fill packs with whole samples from a bounded buffer, best fit; what does not fit is padding.
+
+    A pack starts with the oldest sample of the buffer, so none waits for more than `buffer` packs;
+    then it takes the longest one that fits (the oldest of equals) until none does.  The buffer
+    takes samples in order and is filled up whenever a 16th of it is used: seldom enough to be fast,
+    often enough that heavy packs don't come in clusters.  A larger buffer pads less and reorders
+    more; the padding is in `Packs.padding`.  `longer`: `refuse` or `drop` samples of more than
+    `tokens` tokens.
+
+    Raises ValueError for an empty corpus, bad lengths, L out of [1, 2^31), or `buffer` < 1.
+    """
+    from libra.data.packing_kernels import fill_packs  # numba: loaded by those who need it
+
+    check_count("buffer", buffer)
+    kept, dropped = _choose_samples(lengths, tokens, longer, get_args(LongerWhole))
+    order, opens, _ = fill_packs(kept.lengths, tokens, buffer, max(1, buffer // 16))
+    return Packs(
+        tokens=tokens,
+        lengths=kept.lengths[order],
+        offsets=np.append(np.flatnonzero(opens), len(order)),
+        samples=kept.ids[order],
+        starts=np.zeros(len(order), dtype=np.int64),
+        dropped_samples=dropped,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """The samples that are packed: their lengths and their indices in what the user gave."""
+
+    lengths: IntArray
+    ids: IntArray
+
+
+def _choose_samples(
+    lengths: ArrayLike, tokens: int, longer: str, choices: tuple[str, ...]
+) -> tuple[_Kept, int]:
+    """Check a packer's arguments; the samples to pack, and how many were too long and dropped."""
+    if check_count("tokens", tokens) >= 2**31:
+        raise ValueError(f"tokens is {tokens}; L must be less than 2^31, for cu_seqlens are int32")
+    if longer not in choices:
+        raise ValueError(f"longer is {longer!r}; choose one of {', '.join(map(repr, choices))}")
+    checked = check_lengths(lengths)
+    if not len(checked):
+        raise ValueError("the corpus is empty: lengths holds no sample")
+    ids = np.arange(len(checked), dtype=np.int64)
+    too_long = checked > tokens
+    count = int(too_long.sum())
+    if not count or longer == "cut":
+        return _Kept(checked, ids), 0
+    if longer == "refuse":
+        i = int(np.argmax(too_long))
+        others = " or ".join(f"longer={choice!r}" for choice in choices if choice != "refuse")
+        raise ValueError(
+            f"lengths[{i}] is {checked[i]}, longer than a pack of tokens={tokens} "
+            f"({count} of {len(checked)} samples are); choose {others}, or a larger tokens"
+        )
+    if count == len(checked):
+        raise ValueError(
+            f"all {count} samples are longer than a pack of tokens={tokens}; choose a larger one"
+        )
+    return _Kept(checked[~too_long], ids[~too_long]), count

@@ -1,0 +1,94 @@
+"""How heads are cut: head shards, chunks, and head_groups, the head pieces that travel and compute as
+one.
+
+A *head_group* is the widest run of query heads inside one chunk that maps onto whole key/value heads, or
+stays inside one.
+
+    8 query heads, 2 key/value heads, H = 1, M = 4:   chunk  0 0 1 1 2 2 3 3
+                                                      kv     0 0 0 0 1 1 1 1     head_groups of 2 heads,
+                                                      kv head_groups of 1
+    6 query heads, 3 key/value heads, H = 2, M = 1:   shard  0 0 0 1 1 1
+                                                      kv     0 0 1 1 2 2         head_groups of 1 head: no
+                                                      group is torn
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libra.config import HeadShape
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGroups:
+    """The cut of one head shape by H shards and M chunks."""
+
+    heads: int
+    """Query heads of a head_group."""
+    kv_heads: int
+    """Key/value heads of a kv head_group, the unit in which K and V travel."""
+    count: int
+    """Query head_groups in all."""
+    kv_count: int
+    """kv head_groups in all."""
+    per_shard: int
+    """Query head_groups of one head shard."""
+    per_chunk: int
+    """Query head_groups of one head shard in one chunk."""
+    group: int
+    """Query heads per key/value head."""
+
+    def kv_head_group(self, head_group: IntArray) -> IntArray:
+        """The kv head_group that each query head_group reads."""
+        return head_group * self.heads // (self.group * self.kv_heads)
+
+    def chunk(self, head_group: IntArray) -> IntArray:
+        """The chunk in which each query head_group computes."""
+        return head_group % self.per_shard // self.per_chunk
+
+    @property
+    def chunks(self) -> int:
+        """M."""
+        return self.per_shard // self.per_chunk
+
+    @property
+    def shards(self) -> int:
+        """H."""
+        return self.count // self.per_shard
+
+
+def cut_heads(heads: HeadShape, head_shards: int, chunks: int) -> HeadGroups:
+    """Cut `heads` into `head_shards` shards of `chunks` pieces.  Raises ValueError where they don't
+    divide.
+    """
+    if heads.q % head_shards:
+        raise ValueError(
+            f"{heads.q} query heads cannot be cut into {head_shards} head shards; "
+            "choose PoolConfig.head_shards (H) that divides the query heads"
+        )
+    width = heads.q // head_shards
+    if width % chunks:
+        raise ValueError(
+            f"a head shard of {width} query heads ({heads.q} / H={head_shards}) cannot be cut into "
+            f"{chunks} chunks; "
+            "choose PoolConfig.chunks (M) that divides query heads / H"
+        )
+    piece = width // chunks
+    whole_groups = piece % heads.group == 0
+    head_group = piece if whole_groups else math.gcd(piece, heads.group)
+    kv_head_group = piece // heads.group if whole_groups else 1
+    return HeadGroups(
+        heads=head_group,
+        kv_heads=kv_head_group,
+        count=heads.q // head_group,
+        kv_count=heads.kv // kv_head_group,
+        per_shard=width // head_group,
+        per_chunk=piece // head_group,
+        group=heads.group,
+    )

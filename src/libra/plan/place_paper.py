@@ -1,0 +1,138 @@
+"""The paper's placement: load-target-guided, communication-aware greedy over all tiles.
+
+Tiles by decreasing cost, then tile ID.  Each goes to the worker of least (added bytes, load, ID)
+among those it keeps within C = (1 + tau) * mean load; where none has room, to the worker of least
+(load, added bytes, ID).  Added bytes are the tile's complete KV groups that the worker neither
+holds nor was given before, and Q and O where it is not the Q-home.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from libra.config import HeadShape
+from libra.plan.geometry import Geometry
+
+IntArray = NDArray[np.int64]
+
+
+def place_paper(
+    geometry: Geometry, heads: HeadShape, head_shards: int, tolerance: float
+) -> NDArray[np.int32]:
+    """Worker of each tile, int32 [blocks * H]; tile ID = block * H + shard with blocks counted over
+    the pool.
+    """
+    width = heads.q // head_shards
+    cost = geometry.block_pairs * width
+    order = np.argsort(-np.repeat(cost, head_shards), kind="stable")
+    target = (1 + tolerance) * (int(cost.sum()) * head_shards) / geometry.workers
+
+    first_unit, unit_count, units, unit_heads = _kv_units(heads, head_shards)
+    row_bytes = (heads.dim + heads.value_dim) * heads.bytes
+    held = np.zeros((len(geometry.sample_start), geometry.cp_size), dtype=np.int64)
+    pieces = geometry.sample_shards
+    np.add.at(
+        held,
+        (pieces.first, geometry.fragment_worker[pieces.second] % geometry.cp_size),
+        pieces.stop - pieces.start,
+    )
+    block_samples = geometry.block_samples
+    assignment: NDArray[np.int32] = _greedy(
+        order,
+        cost,
+        head_shards,
+        float(target),
+        geometry.workers,
+        geometry.block_worker,
+        (geometry.block_stop - geometry.block_start) * width * row_bytes,
+        np.searchsorted(block_samples.first, np.arange(len(cost) + 1)),
+        block_samples.second,
+        geometry.sample_stop - geometry.sample_start,
+        held,
+        first_unit,
+        unit_count,
+        units,
+        unit_heads * row_bytes,
+    )
+    return assignment
+
+
+def _kv_units(heads: HeadShape, head_shards: int) -> tuple[IntArray, IntArray, int, int]:
+    """The key/value head runs that shards fetch: (first unit of each shard, its units, units in
+    all, heads a unit).
+
+    Shards of whole groups fetch one run of their own; where shards share key/value heads the unit
+    is one head, so that a head fetched for one shard serves the next.
+    """
+    width = heads.q // head_shards
+    shard = np.arange(head_shards, dtype=np.int64)
+    if width % heads.group == 0:
+        return shard, np.ones_like(shard), head_shards, width // heads.group
+    first = shard * width // heads.group
+    last = ((shard + 1) * width - 1) // heads.group
+    return first, last - first + 1, heads.kv, 1
+
+
+@numba.njit(cache=True)
+def _greedy(
+    order: IntArray,
+    cost: IntArray,
+    head_shards: int,
+    target: float,
+    workers: int,
+    home: IntArray,
+    qo_bytes: IntArray,
+    visit_offset: IntArray,
+    visit_sample: IntArray,
+    sample_length: IntArray,
+    held: IntArray,
+    first_unit: IntArray,
+    unit_count: IntArray,
+    units: int,
+    unit_bytes: int,
+) -> NDArray[np.int32]:
+    cp_size = held.shape[1]
+    assignment = np.empty(len(order), dtype=np.int32)
+    load = np.zeros(workers, dtype=np.int64)
+    present = np.zeros((len(sample_length), units, workers), dtype=np.bool_)
+    added = np.empty(workers, dtype=np.int64)
+    for tile in order:
+        block, shard = tile // head_shards, tile % head_shards
+        if cost[block] == 0:  # padding: nothing to compute, nothing to move
+            assignment[tile] = home[block]
+            continue
+        group = home[block] // cp_size * cp_size  # first worker of the pack's CP group
+        units_from, units_to = first_unit[shard], first_unit[shard] + unit_count[shard]
+        added[:] = qo_bytes[block]
+        added[home[block]] = 0
+        for visit in range(visit_offset[block], visit_offset[block + 1]):
+            sample = visit_sample[visit]
+            for unit in range(units_from, units_to):
+                for worker in range(workers):
+                    if not present[sample, unit, worker]:
+                        added[worker] += sample_length[sample] * unit_bytes
+                for rank in range(cp_size):
+                    if not present[sample, unit, group + rank]:
+                        added[group + rank] -= held[sample, rank] * unit_bytes
+        best, fallback = -1, 0
+        for worker in range(workers):
+            if load[worker] + cost[block] <= target and (
+                best < 0
+                or added[worker] < added[best]
+                or (added[worker] == added[best] and load[worker] < load[best])
+            ):
+                best = worker
+            if load[worker] < load[fallback] or (
+                load[worker] == load[fallback] and added[worker] < added[fallback]
+            ):
+                fallback = worker
+        if best < 0:
+            best = fallback
+        assignment[tile] = best
+        load[best] += cost[block]
+        for visit in range(visit_offset[block], visit_offset[block + 1]):
+            for unit in range(units_from, units_to):
+                present[visit_sample[visit], unit, best] = True
+    return assignment

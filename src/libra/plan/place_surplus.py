@@ -1,0 +1,98 @@
+"""Libra's placement: everything stays at home but the surplus of the workers above the target.
+
+    rows of a long sample ^  d d d . . .   columns: key/value head groups of one sample
+                          |  d d b . . .   a worker keeps columns up to its target (.), gives others
+                          |  a c b . . .   other workers take runs of rows (a, b, c, d), top first:
+                          |  . . . . . .   late rows hold the most pairs for each row that travels,
+                             columns ->    and one prefix of K and V serves a run
+
+Overlaps are cut at any row and head group, so the balance depends on neither B nor H.  Traffic of a
+piece that ends at row b of its sample is b rows of K and V and its own rows of Q and O.  The
+workers with the largest room take the highest rows, where long runs pay best; those with little
+room are left alone.  A node's own surplus goes to its own workers first.  What would take a worker
+past its limits stays at home, so that limits hold and the load gives way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libra.config import HeadShape, PoolConfig
+from libra.data.lengths import causal_pairs
+from libra.plan.geometry import Geometry, with_cuts
+from libra.plan.limits import byte_limits
+from libra.plan.place_surplus_kernels import Books, Fragments, Loads, move_surplus
+
+IntArray = NDArray[np.int64]
+
+
+def column_count(heads: HeadShape, head_shards: int, chunks: int) -> int:
+    """Head columns that pieces are cut from: the finest multiple of H that splits no key/value head
+    and M can still cut.
+    """
+    fits = [
+        n
+        for n in range(head_shards, heads.kv + 1, head_shards)
+        if heads.kv % n == 0 and heads.q // n % chunks == 0
+    ]
+    return max(fits, default=head_shards)
+
+
+def place_surplus(
+    geometry: Geometry,
+    heads: HeadShape,
+    columns: int,
+    config: PoolConfig,
+    node_local_first: bool = True,
+    speeds: IntArray | None = None,
+) -> tuple[Geometry, NDArray[np.int32]]:
+    """The geometry with its blocks cut where pieces end, and the worker of each tile, int32 [blocks
+    * columns].
+
+    With `node_local_first` workers of a node take each other's surplus before others do.  `speeds`
+    [workers] scales each worker's target; None means equal ones.
+    """
+    pieces = geometry.sample_shards
+    origin = geometry.sample_start[pieces.first]
+    low, high = pieces.start - origin, pieces.stop - origin
+    worker = geometry.fragment_worker[pieces.second]
+    begin = np.searchsorted(pieces.first, np.arange(len(geometry.sample_start) + 1))
+    fragments = Fragments(begin, low, high, worker)
+    workers, width = geometry.workers, heads.q // columns
+    load = np.zeros(workers, dtype=np.int64)
+    np.add.at(load, worker, causal_pairs(low, high) * heads.q)
+    share = np.full(workers, 1 / workers) if speeds is None else speeds / speeds.sum()
+    target = (1.0 + config.tolerance) * load.sum() * share
+    # Columns that share a key/value head count it once each, which is never too little.
+    kv_row = -(-heads.kv // columns) * (heads.dim + heads.value_dim) * heads.bytes
+    books = Books(
+        moved=np.zeros((3, workers), dtype=np.int64),
+        limits=byte_limits(config, heads, int(geometry.rows.max())),
+        q_row=width * heads.dim * heads.bytes,
+        o_row=width * heads.value_dim * heads.bytes,
+        kv_row=kv_row,
+    )
+    moved = move_surplus(
+        fragments,
+        np.lexsort((-(low + high), worker)),  # a worker gives its latest rows first
+        columns,
+        Loads(load, target, width, row_step(geometry.tokens)),
+        books,
+        np.arange(workers, dtype=np.int64) // config.ranks_per_node,
+        node_local_first,
+    )
+    sample, column, low, high, taker = moved.T
+    start, stop = geometry.sample_start[sample] + low, geometry.sample_start[sample] + high
+    ends = stop[stop < geometry.tokens * geometry.packs]  # no block starts where the pool ends
+    cut = with_cuts(geometry, np.unique(np.concatenate([geometry.fragment_start, start, ends])))
+    tiles = np.repeat(cut.block_worker, columns).reshape(-1, columns).astype(np.int32)
+    first, last = np.searchsorted(cut.block_start, start), np.searchsorted(cut.block_start, stop)
+    for i in range(len(sample)):
+        tiles[first[i] : last[i], column[i]] = taker[i]
+    return cut, tiles.ravel()
+
+
+def row_step(tokens: int) -> int:
+    """Rows to which pieces are cut: a power of two, at most 128, at most L / 1024."""
+    return 1 << min(7, max(0, (tokens // 1024).bit_length() - 1))

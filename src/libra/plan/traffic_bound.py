@@ -1,0 +1,74 @@
+"""A lower bound for the traffic of a pool: how near a placement is to the least that balance costs.
+
+Take any placement with no load above C = (1 + tolerance) * mean.  A pack whose home load exceeds CP
+* C must have the rest computed by workers of other packs, who hold none of its K and V.  Say one of
+them computes d pairs-times-heads of one sample and one key/value head, which g query heads share.
+With a prefix of b rows it has to receive b rows of K and V; a query row and head then gives at most
+b pairs, so it receives at least d / b rows of Q and returns as many of O.  With row costs k (K and
+V) and q (Q and O) that is
+
+    k b + q d / b  >=  2 sqrt(k q d)            for b = sqrt(q d / k), or the sample's length where
+    that is less,
+
+a concave function of d, so that the cost of one pair is least for the largest d: the smaller of C
+and the whole head.
+
+Where the surplus sits inside CP groups another bound is nearer: what a worker holds above C must be
+computed elsewhere, its latest rows at best, since they give the most pairs; to these rows of Q and
+O come the K and V that the work of other packs needs at least, 2 d / (g * longest sample) rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from libra.data.lengths import causal_pairs
+from libra.plan.pool_plan import PoolPlan
+
+
+def traffic_bound(plan: PoolPlan) -> int:
+    """Forward bytes that every placement within the plan's tolerance moves at least.
+
+    K and V that CP groups exchange among themselves count nothing, so the bound is loose where
+    samples span shards at home.
+    """
+    heads, geometry = plan.heads, plan.geometry
+    ceiling = (1 + plan.config.tolerance) * plan.home_load.sum() / plan.workers
+    lengths = geometry.sample_stop - geometry.sample_start
+    pack_of = geometry.sample_start // geometry.tokens
+    joint, keys = 0.0, 0.0
+    for pack in range(geometry.packs):
+        load = int(plan.home_load[pack * plan.cp_size : (pack + 1) * plan.cp_size].sum())
+        surplus = load - plan.cp_size * ceiling
+        if surplus <= 0:
+            continue
+        longest = int(lengths[pack_of == pack].max())
+        most = min(ceiling, heads.group * longest * (longest + 1) / 2)
+        prefix = min(math.sqrt(most), longest)
+        joint += surplus * (prefix + most / prefix) / most
+        keys += surplus * 2 / (heads.group * (longest + 1))
+    queries = sum(
+        _latest_rows(plan, worker, load - ceiling)
+        for worker, load in enumerate(plan.home_load.tolist())
+        if load > ceiling
+    )
+    row_bytes = (heads.dim + heads.value_dim) * heads.bytes  # K and V of a row, Q and O of one
+    return int(max(joint, queries * heads.q + keys) * row_bytes)
+
+
+def _latest_rows(plan: PoolPlan, worker: int, surplus: float) -> int:
+    """Fewest rows of a worker whose pairs, over all heads, reach `surplus`."""
+    geometry, pieces = plan.geometry, plan.geometry.sample_shards
+    mine = geometry.fragment_worker[pieces.second] == worker
+    origin = geometry.sample_start[pieces.first[mine]]
+    low, high = pieces.start[mine] - origin, pieces.stop[mine] - origin
+    above, below = int(high.max()), 0  # rows from `above` on are too few, from `below` on enough
+    while above - below > 1:
+        middle = (above + below) // 2
+        if causal_pairs(np.clip(middle, low, high), high).sum() * plan.heads.q >= surplus:
+            below = middle
+        else:
+            above = middle
+    return int((high - np.clip(above, low, high)).sum())

@@ -1,0 +1,276 @@
+"""Limits hold whatever the lengths; where they cannot bind they change nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import libra
+from libra.config import HeadShape, PoolConfig
+from libra.plan import place_surplus as surplus
+from libra.plan import place_surplus_kernels as surplus_kernels
+from libra.plan.limits import own_bytes
+from libra.plan.place_surplus_kernels import Books
+from libra.plan.plan_pool import PoolPlan, plan_pool
+from libra.plan.traffic import pool_traffic
+from tests.pools import SmallPool, small_pools
+
+LENGTHS = Path(__file__).parents[2] / "data" / "lengths-code.npy"
+HEADS = HeadShape(q=128, kv=16, dim=256)
+TOKENS = 262_144
+CP = 8
+EXACT = 1e-9
+
+
+def sent_received_held(plan: PoolPlan) -> tuple[float, float, float]:
+    """Of the worker with the most, in multiples of a worker's own q, k, v and out."""
+    own = own_bytes(int(plan.geometry.rows.max()), plan.heads)
+    moved = plan.traffic.sum(axis=0)
+    held = pool_traffic(plan).extra_memory
+    return moved.sum(axis=1).max() / own, moved.sum(axis=0).max() / own, held.max() / own
+
+
+def most_held(home: PoolPlan) -> np.ndarray:
+    """Bytes each worker holds for rows of its own where their keys do not lie side by side."""
+    needs, heads = home.kv_fetches, home.heads
+    row = home.head_groups.kv_heads * (heads.dim + heads.value_dim) * heads.bytes
+    rows = np.zeros(home.workers, dtype=np.int64)
+    np.add.at(rows, needs.worker, np.where(needs.resident, 0, needs.length))
+    return rows * row
+
+
+def at_home(pool: SmallPool) -> PoolPlan:
+    """The pool with a limit that lets nothing move but K and V inside CP groups, without relays."""
+    config = pool.config.replace(traffic_limit=0.0, memory_limit=0.0, ranks_per_node=2**30)
+    return SmallPool(
+        packs=pool.packs,
+        tokens=pool.tokens,
+        cp_size=pool.cp_size,
+        config=config,
+        heads=pool.heads,
+    ).plan()
+
+
+@pytest.mark.usefixtures("short_relays")
+@given(
+    pool=small_pools(placements=("surplus",)),
+    traffic=st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.0, 2.0]),
+    memory=st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.0, 2.0]),
+)
+def test_no_worker_passes_a_limit_by_more_than_its_own_rows_need(
+    pool: SmallPool, traffic: float, memory: float
+) -> None:
+    home = at_home(pool)
+    sent, received, _ = sent_received_held(home)
+    own = own_bytes(int(home.geometry.rows.max()), home.heads)
+    held = most_held(home).max() / own
+    config = pool.config.replace(traffic_limit=traffic, memory_limit=memory)
+    plan = plan_pool(
+        pool.packs, cp_size=pool.cp_size, config=config, heads=pool.heads, tokens=pool.tokens
+    )
+    now = sent_received_held(plan)
+    assert now[0] <= traffic + sent + EXACT
+    assert now[1] <= traffic + received + EXACT
+    assert now[2] <= memory + held + EXACT
+
+
+@pytest.mark.usefixtures("short_relays")
+@given(pool=small_pools(placements=("surplus",)), ranks_per_node=st.integers(1, 12))
+def test_the_placement_counts_no_byte_too_few(pool: SmallPool, ranks_per_node: int) -> None:
+    """What it reckons with while it places is at least what the plan then moves and holds.
+
+    Relays send what it counts to those who hold the rows, but none more than the busiest of these.
+    """
+    kept = {}
+
+    def move_surplus(
+        fragments: Any, latest: Any, columns: int, loads: Any, books: Books, *rest: Any
+    ):
+        pieces = surplus_kernels.move_surplus(fragments, latest, columns, loads, books, *rest)
+        kept["reckoned"] = books.moved
+        return pieces
+
+    config = pool.config.replace(ranks_per_node=ranks_per_node)
+    whole_tiles = mock.patch(
+        "libra.plan.plan_pool.keeps_limits", return_value=False
+    )  # never instead
+    with whole_tiles, mock.patch.object(surplus, "move_surplus", move_surplus):
+        plan = plan_pool(
+            pool.packs, cp_size=pool.cp_size, config=config, heads=pool.heads, tokens=pool.tokens
+        )
+    moved = plan.traffic.sum(axis=0)
+    home = at_home(pool)
+    needed = home.traffic.sum(axis=0)
+    sent, received, held = kept["reckoned"]
+    sent = sent + needed.sum(axis=1)
+    received = received + needed.sum(axis=0)
+    held = held + most_held(home)
+    assert (moved.sum(axis=1) <= (sent.max() if plan.kv_transfers.second.any() else sent)).all()
+    assert (moved.sum(axis=0) <= received).all()
+    assert (pool_traffic(plan).extra_memory <= held).all()
+
+
+@given(pool=small_pools(placements=("surplus",)))
+def test_with_limits_of_nothing_every_worker_computes_its_own_rows(pool: SmallPool) -> None:
+    plan = at_home(pool)
+    assert np.array_equal(plan.load, plan.home_load)
+
+
+@given(pool=small_pools(placements=("surplus",)))
+def test_a_limit_that_the_free_plan_keeps_hardly_changes_the_balance(pool: SmallPool) -> None:
+    free = pool.config.replace(traffic_limit=math.inf, memory_limit=math.inf)
+    plan = plan_pool(
+        pool.packs, cp_size=pool.cp_size, config=free, heads=pool.heads, tokens=pool.tokens
+    )
+    assume(plan.imbalance <= free.tolerance)
+    generous = free.replace(traffic_limit=99.0, memory_limit=99.0)
+    again = plan_pool(
+        pool.packs, cp_size=pool.cp_size, config=generous, heads=pool.heads, tokens=pool.tokens
+    )
+    assert np.array_equal(again.assignment, plan.assignment)
+
+
+@pytest.fixture(scope="module")
+def real_pool() -> list[np.ndarray]:
+    """The first pool of the first window of real lengths."""
+    lengths = np.load(LENGTHS)
+    packs = libra.pack_sequential(lengths[lengths <= TOKENS], TOKENS)
+    first = libra.place_packs(packs.workloads[:128], 8)[0]
+    return [packs.cu_seqlens(int(pack)) for pack in first]
+
+
+@pytest.mark.parametrize("limit", [0.5, 0.4])
+def test_real_lengths_keep_a_tight_limit_and_lose_balance(
+    real_pool: list[np.ndarray], limit: float
+) -> None:
+    def planned(traffic_limit: float) -> PoolPlan:
+        config = PoolConfig(traffic_limit=traffic_limit)
+        return plan_pool(real_pool, cp_size=CP, config=config, heads=HEADS)
+
+    least = sent_received_held(planned(0.0))
+    sent, received, _ = sent_received_held(planned(limit))
+    assert sent <= limit + least[0] and received <= limit + least[1]
+    assert planned(limit).imbalance > 0.03
+    assert planned(1.0).imbalance <= 0.03
+
+
+def test_there_is_no_limit_unless_one_is_asked_for() -> None:
+    assert PoolConfig().traffic_limit == PoolConfig().memory_limit == math.inf
+
+
+@pytest.mark.parametrize("kv", [1, 4, 16, 128])
+def test_real_lengths_balance_whatever_the_heads_and_nobody_moves_much_more_than_it_holds(
+    real_pool: list[np.ndarray], kv: int
+) -> None:
+    heads = HeadShape(q=128, kv=kv, dim=128)
+    plan = plan_pool(real_pool, cp_size=CP, config=PoolConfig(chunks=1), heads=heads)
+    assert plan.imbalance <= 0.03
+    sent, received, held = sent_received_held(plan)
+    assert max(sent, received) <= 1.5 and held <= 3
+
+
+def test_neighbours_on_a_node_take_each_others_surplus() -> None:
+    """Two nodes of two packs, one heavy and one light each: nothing has to cross."""
+    heavy, heavier, light = [0, 4000, 4096], [0, 4096], list(range(0, 4097, 64))
+
+    def far(ranks_per_node: int) -> int:
+        config = PoolConfig(pool_size=4, ranks_per_node=ranks_per_node)
+        heads = HeadShape(q=8, kv=8, dim=16)
+        plan = plan_pool([heavy, light, light, heavier], cp_size=2, config=config, heads=heads)
+        assert plan.imbalance <= 0.03
+        node = np.arange(plan.workers) // 4
+        return int(plan.traffic[:, node[:, None] != node].sum())
+
+    assert far(4) == 0 < far(8)
+
+
+def test_faster_workers_get_more_work(real_pool: list[np.ndarray]) -> None:
+    speeds = np.ones(64)
+    speeds[::4] = 0.5
+    plan = plan_pool(real_pool, cp_size=CP, config=PoolConfig(), heads=HEADS, speeds=speeds)
+    equal = plan_pool(real_pool, cp_size=CP, config=PoolConfig(), heads=HEADS)
+    assert plan.imbalance <= 0.031 < (equal.load / speeds).max() / plan.load.mean() - 1
+    assert plan.load[::4].max() <= 0.61 * plan.load.max()
+    seconds = plan.load / speeds
+    assert seconds.max() <= 1.031 * plan.load.sum() / speeds.sum()
+
+
+def test_speeds_count_by_their_ratios_and_equal_ones_change_nothing(
+    real_pool: list[np.ndarray],
+) -> None:
+    def assignment(speeds: object) -> list[int]:
+        plan = plan_pool(real_pool, cp_size=CP, config=PoolConfig(), heads=HEADS, speeds=speeds)
+        return plan.assignment.tolist()
+
+    uneven = np.linspace(0.8, 1.2, 64)
+    assert assignment(uneven) == assignment(7 * uneven)
+    assert assignment(np.full(64, 3)) == assignment(None)
+
+
+def test_a_plan_carries_its_speeds_to_the_other_ranks(real_pool: list[np.ndarray]) -> None:
+    speeds = np.linspace(0.8, 1.2, 64)
+    plan = plan_pool(real_pool, cp_size=CP, config=PoolConfig(), heads=HEADS, speeds=speeds)
+    copy = PoolPlan.from_buffer(plan.to_buffer(), plan.config, plan.heads)
+    assert copy.imbalance == plan.imbalance
+    assert copy.digest() == plan.digest()
+
+
+@pytest.mark.parametrize(
+    "speeds, message",
+    [
+        (np.ones(63), "give one number a worker, shape \\(64,\\)"),
+        (np.append(np.ones(63), 0), "speeds\\[63\\] is 0.0; it must be finite and > 0"),
+        (np.append(np.ones(63), math.nan), "speeds\\[63\\] is nan"),
+        (["fast"] * 64, "speeds must be numbers"),
+    ],
+)
+def test_speeds_that_are_none_are_refused(
+    real_pool: list[np.ndarray], speeds: object, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_pool(real_pool, cp_size=CP, config=PoolConfig(), heads=HEADS, speeds=speeds)
+
+
+def test_the_papers_placement_knows_no_speeds(real_pool: list[np.ndarray]) -> None:
+    with pytest.raises(ValueError, match="speeds need placement='surplus'"):
+        plan_pool(
+            real_pool,
+            cp_size=CP,
+            config=PoolConfig(placement="paper"),
+            heads=HEADS,
+            speeds=np.ones(64),
+        )
+
+
+@settings(max_examples=60)
+@given(
+    packs=st.lists(st.lists(st.integers(1, 64), max_size=6), min_size=2, max_size=5),
+    cp_size=st.sampled_from([1, 2]),
+    ranks_per_node=st.integers(1, 4),
+    memory=st.sampled_from([0.3, 0.5, 0.8]),
+)
+def test_the_memory_limit_holds_where_relays_bring_rows_whatever_the_nodes(
+    packs: list[list[int]], cp_size: int, ranks_per_node: int, memory: float
+) -> None:
+    """Long samples beside short ones, few key/value heads, nodes that do not divide the pool."""
+    tokens = 4096
+    bounds = [sorted({0, tokens, *(64 * cut for cut in cuts)}) for cuts in packs]
+    heads = HeadShape(q=8, kv=2, dim=16)
+    config = PoolConfig(
+        pool_size=len(packs), chunks=1, ranks_per_node=ranks_per_node, memory_limit=memory
+    )
+
+    def planned(memory_limit: float) -> PoolPlan:
+        limited = config.replace(memory_limit=memory_limit)
+        return plan_pool(bounds, cp_size=cp_size, config=limited, heads=heads)
+
+    plan, home = planned(memory), planned(0.0)
+    own = own_bytes(int(plan.geometry.rows.max()), heads)
+    assert pool_traffic(plan).extra_memory.max() <= memory * own + most_held(home).max()

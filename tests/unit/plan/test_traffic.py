@@ -1,0 +1,160 @@
+"""Counts of a whole pool equal those of its rank_plans, the plan's own figures, and what the executor
+allocates.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libra.cli.choose_pool import choose_pool
+from libra.config import BackwardMode, HeadShape, PoolConfig
+from libra.cost.timeline import moved_bytes
+from libra.plan.memory import rank_memory
+from libra.plan.plan_pool import PoolPlan, plan_pool
+from libra.plan.rank_plan import LOCAL, make_rank_plan
+from libra.plan.traffic import held_for_others, pool_traffic
+from libra.plan.work import Work, pool_work
+from tests.pools import SmallPool, small_pools
+from tests.unit.plan.slow_tally import Segment, all_routes, slow_tally, slow_work
+
+pytestmark = pytest.mark.usefixtures("eager_relays")
+
+LENGTHS = Path(__file__).parents[2] / "data" / "lengths-code.npy"
+EVERY = small_pools(placements=("surplus", "paper", "ulysses"))
+MODES = st.sampled_from(["retain", "refetch"])
+
+
+def segments(work: Work) -> Counter[Segment]:
+    columns = [getattr(work, field.name).tolist() for field in fields(Work)]
+    return Counter(zip(*columns, strict=True))
+
+
+def check(plan: PoolPlan) -> None:
+    """Everything that is counted at once is what the rank_plans say."""
+    rank_plans = all_routes(plan)
+    assert segments(pool_work(plan)) == slow_work(rank_plans)
+    traffic, slow = pool_traffic(plan), slow_tally(plan, rank_plans)
+    for field in fields(slow):
+        found, wanted = getattr(traffic, field.name), getattr(slow, field.name)
+        assert found.dtype == np.int64
+        assert found.shape == wanted.shape, field.name
+        assert (found == wanted).all(), field.name
+
+
+@given(EVERY, MODES)
+@settings(max_examples=300)
+def test_a_pool_counted_at_once_is_its_routes_counted_one_by_one(
+    pool: SmallPool, backward: BackwardMode
+) -> None:
+    plan = plan_pool(
+        pool.packs,
+        cp_size=pool.cp_size,
+        config=pool.config.replace(backward=backward),
+        heads=pool.heads,
+        tokens=pool.tokens,
+    )
+    check(plan)
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_and_so_is_one_whose_tiles_lie_anywhere(data: st.DataObject) -> None:
+    """No placement gives such plans; the run time would execute them all the same."""
+    plan = data.draw(EVERY).plan()
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    anywhere = random.integers(0, plan.workers, len(plan.assignment), dtype=np.int32)
+    if data.draw(st.booleans()):  # neighbours on one worker: segments to join
+        anywhere = np.sort(anywhere)
+    check(replace(plan, assignment=anywhere))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("placement", ["surplus", "paper", "ulysses"])
+def test_real_lengths_count_alike(placement: Any, layout: Any) -> None:
+    pool_size = 1 if placement == "ulysses" else 4
+    chosen = choose_pool(
+        np.load(LENGTHS)[:3000], tokens=32_768, global_batch=16, pool_size=pool_size
+    )
+    config = PoolConfig(
+        pool_size=pool_size,
+        block_size=2048,
+        head_shards=1 if placement == "ulysses" else 2,
+        chunks=2,
+        placement=placement,
+        shard_layout=layout,
+        backward="refetch",
+    )
+    heads = HeadShape(q=32, kv=8, dim=64)
+    check(plan_pool(chosen.cu_seqlens, cp_size=4, config=config, heads=heads))
+
+
+@given(EVERY)
+@settings(max_examples=50)
+def test_chunks_add_up_to_the_loads_and_the_traffic_of_the_plan(pool: SmallPool) -> None:
+    plan = pool.plan()
+    traffic = pool_traffic(plan)
+    assert (traffic.local_pairs + traffic.pairs.sum(axis=1) == plan.load).all()
+    dispatched = (traffic.dispatched + traffic.relayed).sum(axis=0)
+    assert (dispatched == plan.traffic[0] + plan.traffic[1]).all()
+    assert (traffic.returned.sum(axis=0) == plan.traffic[2]).all()
+    assert (traffic.returned == traffic.returned[:1]).all()  # every chunk the same share of Q and O
+    for moved in (*traffic.dispatched, *traffic.returned):
+        assert not np.diagonal(moved).any()
+
+
+@given(EVERY, MODES)
+@settings(max_examples=50)
+def test_backward_moves_gradients_the_way_back(pool: SmallPool, backward: BackwardMode) -> None:
+    plan = plan_pool(
+        pool.packs,
+        cp_size=pool.cp_size,
+        config=pool.config.replace(backward=backward),
+        heads=pool.heads,
+        tokens=pool.tokens,
+    )
+    traffic = pool_traffic(plan)
+    dout, again_q, again_kv, dq, dkv = plan.backward_traffic
+    dispatched, returned = moved_bytes(traffic, "backward")
+    assert (dispatched.sum(axis=0) == dout + again_q + again_kv).all()
+    assert (returned.sum(axis=0) == dq + dkv).all()
+    q, kv, o = plan.traffic
+    for back, forth in ((dout, o), (dq, q), (dkv, kv)):
+        assert (back == forth.T).all()
+    fetched_again = backward == "refetch"
+    assert (again_q == q * fetched_again).all()
+    assert (again_kv == kv * fetched_again).all()
+
+
+@given(EVERY)
+@settings(max_examples=50)
+def test_segments_cover_the_load_and_wait_only_for_chunks_that_exist(pool: SmallPool) -> None:
+    plan = pool.plan()
+    work = pool_work(plan)
+    load = np.zeros(plan.workers, dtype=np.int64)
+    np.add.at(load, work.worker, work.pairs)
+    assert (load == plan.load).all()
+    assert ((work.chunk >= LOCAL) & (work.chunk < plan.head_groups.chunks)).all()
+    at_once = work.chunk == LOCAL
+    assert (work.q_buffer[at_once] == LOCAL).all()
+    assert (work.kv_buffer[at_once] == LOCAL).all()
+    assert (work.kv_buffer <= work.chunk).all()  # K and V of a later chunk are never waited for
+
+
+@given(EVERY)
+@settings(max_examples=25)
+def test_extra_memory_is_that_of_the_routes(pool: SmallPool) -> None:
+    plan = pool.plan()
+    traffic = pool_traffic(plan)
+    assert held_for_others(plan).tolist() == traffic.extra_memory.tolist()
+    for worker in range(plan.workers):
+        memory = rank_memory(make_rank_plan(plan, worker), plan.heads, refetch=False)
+        elements = memory.fetched + memory.outputs
+        assert traffic.extra_memory[worker] == elements * plan.heads.bytes

@@ -1,0 +1,265 @@
+"""The GPU kernels' gathers, microbatches and sums, on a CPU, against stand-ins for their libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libra.runtime.kernels import kernel_for, kernel_names
+from libra.runtime.kernels.build import PackedKernel
+from libra.runtime.kernels.packed import key_sets, pack
+from tests.unit.runtime.kernels import flash_standins
+from tests.unit.runtime.kernels.kernel_cases import (
+    CPU,
+    SCALE,
+    Case,
+    Result,
+    assert_close,
+    cases,
+    expected,
+    inputs,
+    make_segments,
+    plain_case,
+    run,
+)
+
+BUILDS = ("flash2", "flash3 of August 2025", "flash3", "flash4", "varlen")
+CUDA = torch.device("cuda", 0)
+SHARED = Case(
+    segments=make_segments(
+        *((4 * i, 4, 2, 12 - i, 2 * (i % 2), i % 2) for i in range(6)), heads=2, kv_heads=1
+    ),
+    q_shape=(24, 4, 8),
+    k_shape=(16, 2, 8),
+    v_shape=(16, 2, 8),
+)
+
+
+@contextlib.contextmanager
+def standin(build: str) -> Iterator[PackedKernel]:
+    """The kernel file of `build`, its library replaced."""
+    name = build.partition(" ")[0]
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        if build == "flash2":
+            flash_standins.install_flash2(patch)
+        elif name == "flash3":
+            flash_standins.install_flash3(patch, operator=build == "flash3")
+        elif build == "flash4":
+            flash_standins.install_flash4(patch)
+        else:
+            stack.enter_context(flash_standins.varlen_operators(patch))
+        yield importlib.import_module(f"libra.runtime.kernels.{name}").kernel()
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@settings(max_examples=25)
+@given(case=cases(), duplication=st.integers(1, 4))
+def test_any_segments_equal_dense_attention(build: str, case: Case, duplication: int) -> None:
+    with standin(build) as kernel:
+        found = run(replace(kernel, duplication=duplication), case, torch.float16)
+    assert_close(found, expected(case, torch.float16), 4e-3)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_samples_that_lie_back_to_back_are_passed_as_views(build: str) -> None:
+    case = plain_case([5, 1, 9], heads=4, kv_heads=2, dim=8)
+    call = pack(case.segments, CPU, 4).calls[0]
+    q, k, _, _ = inputs(case, torch.bfloat16)
+    assert call.q.take(q).data_ptr() == q.data_ptr() and call.k.take(k).data_ptr() == k.data_ptr()
+    with standin(build) as kernel:
+        found = run(kernel, case, torch.bfloat16)
+    assert_close(found, expected(case, torch.bfloat16), 3e-2)
+
+
+@pytest.mark.parametrize("build", ["flash3", "flash4"])
+def test_head_dims_that_a_build_takes_unequal_are_not_padded(build: str) -> None:
+    case = plain_case([3, 2], heads=1, kv_heads=1, dim=192, value_dim=128)
+    with standin(build) as kernel:
+        widths = kernel._widths(*(torch.empty(1, 1, d).half() for d in (192, 128)))
+        found = run(kernel, case, torch.float16)
+    assert widths == (192, 128)
+    assert_close(found, expected(case, torch.float16), 6e-3)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_run_repeats_itself_bit_for_bit(build: str) -> None:
+    with standin(build) as kernel:
+        first, again = (run(kernel, SHARED, torch.bfloat16) for _ in range(2))
+    for name in Result.__slots__:
+        assert torch.equal(getattr(first, name), getattr(again, name))
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_transposed_and_expanded_views_are_read_as_their_values(build: str) -> None:
+    q, k, v, dout = inputs(SHARED, torch.float16)
+    views = (
+        q.transpose(0, 1).contiguous().transpose(0, 1),
+        k.permute(2, 0, 1).contiguous().permute(1, 2, 0),
+        torch.cat([v, v], dim=2)[..., ::2],
+        dout[:1, :1, :1].expand(dout.shape),
+    )
+    with standin(build) as kernel:
+        found = run(kernel, SHARED, torch.float16, views)
+    due = expected(SHARED, torch.float16, tuple(view.contiguous() for view in views))
+    assert_close(found, due, 4e-3)
+
+
+@settings(max_examples=60)
+@given(case=cases())
+def test_key_sets_hold_each_segment_once_and_no_key_twice(case: Case) -> None:
+    s = case.segments
+    sets = key_sets(s)
+    assert sorted(np.concatenate(sets).tolist()) == list(range(len(s)))
+    for members in sets:
+        readers = np.zeros(case.k_shape[:2], dtype=np.int64)
+        for i in members:
+            keys = slice(s.k_start[i], s.k_start[i] + s.k_len[i])
+            readers[keys, s.kv_head[i] : s.kv_head[i] + s.kv_heads] += 1
+        assert readers.max() == 1
+
+
+def test_there_are_as_many_key_sets_as_the_most_shared_key_has_readers() -> None:
+    rows = [(i, 1, start, 4, 0, head) for i, (start, head) in enumerate([(0, 0), (2, 0), (4, 0)])]
+    rows += [(9, 1, 0, 4, 0, 1)]
+    assert len(key_sets(make_segments(*rows, heads=1, kv_heads=1))) == 2
+
+
+def test_calls_gather_no_more_than_the_allowed_copies_of_their_keys() -> None:
+    rows = [(i, 1, 0, 100, 0, 0) for i in range(10)]
+    segments = make_segments(*rows, heads=1, kv_heads=1)
+    for duplication, calls in ((1, 10), (4, 3), (10, 1)):
+        packed = pack(segments, CPU, duplication)
+        assert len(packed.calls) == calls
+        assert all(call.k.count <= 100 * duplication for call in packed.calls)
+
+
+def test_nothing_waits_for_the_device() -> None:
+    """On the meta device a tensor has no values: whatever reads one on the host raises."""
+    meta = torch.device("meta")
+
+    def attend(q, k, v, call, scale):  # type: ignore[no-untyped-def]
+        return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[1], len(q)).float()
+
+    def attend_backward(dout, q, k, v, out, lse, call, scale):  # type: ignore[no-untyped-def]
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+    kernel = PackedKernel(name="meta", attend=attend, attend_backward=attend_backward)
+    for case in (SHARED, plain_case([3, 4], heads=2, kv_heads=1, dim=8)):
+        prepared = kernel.prepare(case.segments, meta)
+        q, k, v, dout = (t.to(meta) for t in inputs(case, torch.bfloat16))
+        lse = torch.empty(case.segments.lse_size, device=meta)
+        out, dq = torch.empty_like(dout), torch.empty_like(q)
+        dk, dv = torch.empty_like(k).float(), torch.empty_like(v).float()
+        kernel.forward(q, k, v, prepared, SCALE, out, lse)
+        kernel.backward(dout, q, k, v, out, lse, prepared, SCALE, dq, dk, dv)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_library_repeats_itself_when_pytorch_is_asked_to(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    with standin("flash4") as kernel:
+        real = sys.modules["flash_attn.cute.interface"]._flash_attn_bwd
+        monkeypatch.setattr(
+            sys.modules["flash_attn.cute.interface"],
+            "_flash_attn_bwd",
+            lambda **kwargs: (seen.append(kwargs["deterministic"]), real(**kwargs))[1],
+        )
+        torch.use_deterministic_algorithms(asked)
+        try:
+            run(kernel, plain_case([4], heads=1, kv_heads=1, dim=8), torch.float16)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert seen == [asked]
+
+
+def test_fp32_is_refused_by_name() -> None:
+    with standin("flash2") as kernel, pytest.raises(ValueError, match=r"flash2 .*float32.*cast"):
+        run(kernel, SHARED, torch.float32)
+
+
+def test_heads_wider_than_any_kernel_are_refused() -> None:
+    case = plain_case([2], heads=1, kv_heads=1, dim=264)
+    with standin("varlen") as kernel, pytest.raises(ValueError, match="264 wide"):
+        run(kernel, case, torch.float16)
+
+
+def test_an_lse_in_another_layout_is_an_error_and_not_a_wrong_gradient() -> None:
+    def attend(q, k, v, call, scale):  # type: ignore[no-untyped-def]
+        return q, q.new_empty(len(call.cu_q) - 1, q.shape[1], call.max_q).float()
+
+    kernel = PackedKernel(name="old", attend=attend, attend_backward=attend)
+    with pytest.raises(RuntimeError, match=r"old returned an LSE of \(2, 1, 4\)"):
+        run(kernel, plain_case([4, 2], heads=1, kv_heads=1, dim=8), torch.float16)
+
+
+def gpu(patch: pytest.MonkeyPatch, major: int, minor: int = 0) -> None:
+    """Pretend that `CUDA` has this compute capability."""
+    patch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
+
+
+@pytest.mark.parametrize(
+    "major, names",
+    [
+        (8, ("flash2", "varlen")),
+        (9, ("flash3", "flash4", "flash2", "varlen")),
+        (10, ("flash4", "flash2", "varlen")),
+        (12, ("flash4", "flash2", "varlen")),
+    ],
+)
+def test_kernels_are_tried_in_the_order_that_suits_the_gpu(
+    major: int, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(monkeypatch, major)
+    assert kernel_names(CUDA) == names
+
+
+def test_the_best_kernel_whose_library_imports_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, 9)
+    flash_standins.install_flash2(monkeypatch)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)  # type: ignore[arg-type]
+    kernel = kernel_for(CUDA)
+    assert isinstance(kernel, PackedKernel) and kernel.name == "flash2"
+
+
+def test_a_library_too_old_is_passed_over_and_the_error_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu(monkeypatch, 8)
+    flash_standins.install_flash2(monkeypatch, version="2.5.9.post1")
+    with pytest.raises(ValueError, match=r"flash2 \(ImportError: flash_attn is 2\.5\.9\.post1"):
+        kernel_for(CUDA, "flash2")
+
+
+def test_when_nothing_imports_the_error_lists_what_was_tried_and_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu(monkeypatch, 9)
+    for name in ("flash_attn", "flash_attn_interface"):
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
+    with pytest.raises(ValueError, match=r"flash3.*flash4.*flash2.*varlen.*without FlashAttention"):
+        kernel_for(CUDA)
+
+
+def test_a_kernel_of_another_device_is_refused_with_the_choices() -> None:
+    with pytest.raises(ValueError, match=r"kernel='flash2' does not serve device cpu.*cpu"):
+        kernel_for(CPU, "flash2")
+
+
+def test_a_device_or_gpu_without_a_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="device meta"):
+        kernel_for(torch.device("meta"))
+    gpu(monkeypatch, 7, 5)
+    with pytest.raises(ValueError, match=r"compute capability 7\.5"):
+        kernel_for(CUDA)
