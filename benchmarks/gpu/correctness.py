@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from libra.runtime.kernels.interface import AttentionCall, Kernel
+from libra.runtime.kernels.interface import AttentionCall, Buffers, Grads, Kernel
 
 POISON = 7.0
 """What outputs hold before: rows that no segment writes must still hold it."""
@@ -120,10 +120,9 @@ def check_kernel(
     dk_TND = torch.ones(k_TND.shape, device=device)
     dv_TNE = torch.ones(v_TNE.shape, device=device)
     lse = torch.full((segments.lse_size,), torch.nan, device=device)
-    kernel.forward(q_TND, k_TND, v_TNE, prepared, scale, out_TNE, lse)
-    kernel.backward(
-        dout_TNE, q_TND, k_TND, v_TNE, out_TNE, lse, prepared, scale, dq_TND, dk_TND, dv_TNE
-    )
+    buffers = Buffers(q_TND, k_TND, v_TNE, out_TNE, lse)
+    kernel.forward(prepared, buffers, scale)
+    kernel.backward(prepared, buffers, Grads(dout_TNE, dq_TND, dk_TND, dv_TNE), scale)
     due = _dense(case, segments, q_TND, k_TND, v_TNE, dout_TNE, scale)
     found = {"out": out_TNE, "lse": lse, "dq": dq_TND, "dk": dk_TND - 1, "dv": dv_TNE - 1}
     return {name: _error(found[name], due[name]) for name in found}

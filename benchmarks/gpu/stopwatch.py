@@ -13,7 +13,7 @@ from libra.runtime import exchange, executor, gradients, microbatch, transport
 PARTS: tuple[tuple[str, Any, str], ...] = (
     ("microbatch", microbatch.Microbatch, "attend"),
     ("microbatch", microbatch.Microbatch, "attend_backward"),
-    ("agree", microbatch, "agree"),
+    ("agree", microbatch, "reach_consensus"),
     ("executor", executor, "forward"),
     ("executor", executor, "backward"),
     *(

@@ -60,9 +60,9 @@ class TimedKernel:
     def __init__(self, kernel: Kernel, spy: Spy) -> None:
         self._kernel, self._spy = kernel, spy
 
-    def prepare(self, segments: AttentionCall, device: torch.device) -> Any:
+    def prepare(self, call: AttentionCall, device: torch.device) -> Any:
         """As the kernel."""
-        return self._kernel.prepare(segments, device)
+        return self._kernel.prepare(call, device)
 
     def forward(self, *call: Any) -> None:
         """As the kernel."""

@@ -27,8 +27,8 @@ class FailingKernel:
         self._kernel = CpuKernel()
         self.fails = ""
 
-    def prepare(self, segments: AttentionCall, device: torch.device) -> Any:
-        return self._kernel.prepare(segments, device)
+    def prepare(self, call: AttentionCall, device: torch.device) -> Any:
+        return self._kernel.prepare(call, device)
 
     def forward(self, *call: Any) -> None:
         self._call("forward", call)

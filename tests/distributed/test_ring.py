@@ -120,7 +120,7 @@ def test_only_rows_that_another_rank_reads_travel(ranks2: RankPool) -> None:
 def test_tensors_that_do_not_fit_are_refused_by_name(ranks2: RankPool) -> None:
     layout = RingLayout([0, 8], None)
     q = torch.zeros(7, 2, 4)
-    with pytest.raises(ValueError, match="this rank holds 8 of the layout's 8 tokens"):
+    with pytest.raises(ValueError, match="this rank holds 8 of the microbatch's 8 tokens"):
         ring_attention(q, q, q, layout=layout)
 
 

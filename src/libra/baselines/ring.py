@@ -30,7 +30,7 @@ from libra.config import HeadShape, PoolConfig, ShardLayout
 from libra.data.lengths import check_cu_seqlens
 from libra.runtime.inputs import find_problem, head_shape
 from libra.runtime.kernels import kernel_for
-from libra.runtime.kernels.interface import Kernel
+from libra.runtime.kernels.interface import Buffers, Grads, Kernel
 from libra.runtime.torch_private import stage
 
 IntArray = NDArray[np.int64]
@@ -181,7 +181,8 @@ def _forward(
             k, v = (k_TND, v_TNE) if step == 0 else _split(block_KW, k_TND, v_TNE)
             flat = lse_TN.new_empty(call.lse_size)
             with stage("attend"):
-                program.kernel.forward(q_TND, k, v, call.prepared, scale, part_TNE, flat)
+                buffers = Buffers(q_TND, k, v, part_TNE, flat)
+                program.kernel.forward(call.prepared, buffers, scale)
             _merge(sum_TNE, lse_TN, part_TNE, flat, call, opens=step == 0)
         block_KW = flight.wait(program.steps.before)
     return sum_TNE.to(q_TND.dtype), lse_TN
@@ -229,10 +230,9 @@ def _backward(
             dk, dv = (dk_TND, dv_TNE) if step == 0 else _split(grown_KW, k_TND, v_TNE)
             flat = call.flat_lse(lse_TN)
             with stage("attend_backward"):
-                program.kernel.backward(
-                    *(dout_TNE, q_TND, k, v, out_TNE, flat, call.prepared, scale),
-                    *(part_TND, dk, dv),
-                )
+                buffers = Buffers(q_TND, k, v, out_TNE, flat)
+                grads = Grads(dout_TNE, part_TND, dk, dv)
+                program.kernel.backward(call.prepared, buffers, grads, scale)
             dq_TND.index_add_(0, call.rows, part_TND.index_select(0, call.rows).to(exact))
         if gradients is not None:
             _land(steps, step - 1, gradients, grown_KW, dk_TND, dv_TNE)

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from libra.runtime.kernels.interface import AttentionCall, Kernel
+from libra.runtime.kernels.interface import AttentionCall, Buffers, Grads, Kernel
 
 
 class TimedKernel:
@@ -30,44 +29,19 @@ class TimedKernel:
         self._seconds, self._events = 0.0, []
         return seconds
 
-    def prepare(self, segments: AttentionCall, device: torch.device) -> Any:
+    def prepare(self, call: AttentionCall, device: torch.device) -> Any:
         """The kernel's own preparation."""
-        return self._kernel.prepare(segments, device)
+        return self._kernel.prepare(call, device)
 
-    def forward(
-        self,
-        q_TND: Tensor,
-        k_TND: Tensor,
-        v_TNE: Tensor,
-        prepared: Any,
-        scale: float,
-        out_TNE: Tensor,
-        lse: Tensor,
-    ) -> None:
+    def forward(self, prepared: Any, buffers: Buffers, scale: float) -> None:
         """The kernel's forward, timed."""
-        with self._timed(q_TND.device):
-            self._kernel.forward(q_TND, k_TND, v_TNE, prepared, scale, out_TNE, lse)
+        with self._timed(buffers.q.device):
+            self._kernel.forward(prepared, buffers, scale)
 
-    def backward(
-        self,
-        dout_TNE: Tensor,
-        q_TND: Tensor,
-        k_TND: Tensor,
-        v_TNE: Tensor,
-        out_TNE: Tensor,
-        lse: Tensor,
-        prepared: Any,
-        scale: float,
-        dq_TND: Tensor,
-        dk_TND: Tensor,
-        dv_TNE: Tensor,
-    ) -> None:
+    def backward(self, prepared: Any, buffers: Buffers, grads: Grads, scale: float) -> None:
         """The kernel's backward, timed."""
-        with self._timed(q_TND.device):
-            self._kernel.backward(
-                *(dout_TNE, q_TND, k_TND, v_TNE, out_TNE, lse, prepared, scale),
-                *(dq_TND, dk_TND, dv_TNE),
-            )
+        with self._timed(buffers.q.device):
+            self._kernel.backward(prepared, buffers, grads, scale)
 
     @contextmanager
     def _timed(self, device: torch.device) -> Iterator[None]:

@@ -20,6 +20,7 @@ from libra.runtime.buffers import fetched_chunks, kv_chunks, q_chunks
 from libra.runtime.device_plan import DevicePlan
 from libra.runtime.exchange import Exchange, Return
 from libra.runtime.gradients import Homeward, Partial, Sum
+from libra.runtime.kernels.interface import Buffers, Grads
 from libra.runtime.torch_private import stage
 from libra.runtime.workspace import Workspace
 
@@ -64,15 +65,14 @@ def forward(
         for launch in device_plan.launches_of(chunk):
             at_q, at_kv = launch.q_buffer, launch.kv_buffer
             with stage("attend"):
-                device_plan.kernel.forward(
+                buffers = Buffers(
                     q_TND if at_q == LOCAL else fetched.q_RND[at_q],
                     k_TND if at_kv == LOCAL else fetched.k_RND[at_kv],
                     v_TNE if at_kv == LOCAL else fetched.v_RNE[at_kv],
-                    launch.prepared,
-                    scale,
                     out_TNE if at_q == LOCAL else remote[at_q],
                     lse[launch.lse],
                 )
+                device_plan.kernel.forward(launch.prepared, buffers, scale)
 
     exchange = Exchange(device_plan, group, space)
     inbound = [
@@ -143,19 +143,20 @@ def backward(
         for launch in device_plan.launches_of(chunk):
             at_q, at_kv = launch.q_buffer, launch.kv_buffer
             with stage("attend_backward"):
-                device_plan.kernel.backward(
-                    dout_TNE if at_q == LOCAL else dremote[at_q],
+                buffers = Buffers(
                     q_TND if at_q == LOCAL else fetched.q_RND[at_q],
                     k_TND if at_kv == LOCAL else fetched.k_RND[at_kv],
                     v_TNE if at_kv == LOCAL else fetched.v_RNE[at_kv],
                     out_TNE if at_q == LOCAL else remote[at_q],
                     lse[launch.lse],
-                    launch.prepared,
-                    scale,
+                )
+                grads = Grads(
+                    dout_TNE if at_q == LOCAL else dremote[at_q],
                     dq_TND if at_q == LOCAL else dq_R[at_q],
                     dk_TND if at_kv == LOCAL else dk_R[at_kv],
                     dv_TNE if at_kv == LOCAL else dv_R[at_kv],
                 )
+                device_plan.kernel.backward(launch.prepared, buffers, grads, scale)
 
     exchange = Exchange(device_plan, group, space)
     inbound, inbound_dout = [], []

@@ -16,7 +16,7 @@ import torch
 
 from libra.plan.segments import AttentionCall
 from libra.runtime.kernels import kernel_for
-from libra.runtime.kernels.interface import Kernel
+from libra.runtime.kernels.interface import Buffers, Grads, Kernel
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -115,26 +115,12 @@ def attention_seconds(
     prepared = kernel.prepare(segments, device)
     scale = dim**-0.5
 
-    def forward() -> None:
-        kernel.forward(q_TND, k_TND, v_TNE, prepared, scale, out_TNE, lse)
-
-    def backward() -> None:
-        kernel.backward(
-            dout_TNE,
-            q_TND,
-            k_TND,
-            v_TNE,
-            out_TNE,
-            lse,
-            prepared,
-            scale,
-            dq_TND,
-            dk_TND,
-            dv_TNE,
-        )
-
-    ahead = _median_seconds(forward, device, repeats)
-    return ahead, _median_seconds(backward, device, repeats)
+    buffers = Buffers(q_TND, k_TND, v_TNE, out_TNE, lse)
+    grads = Grads(dout_TNE, dq_TND, dk_TND, dv_TNE)
+    return (
+        _median_seconds(lambda: kernel.forward(prepared, buffers, scale), device, repeats),
+        _median_seconds(lambda: kernel.backward(prepared, buffers, grads, scale), device, repeats),
+    )
 
 
 def matmul_rate(machine: Machine, size: int, *, repeats: Repeats) -> float:

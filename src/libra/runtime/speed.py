@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from libra.data.lengths import causal_pairs
 from libra.plan.segments import AttentionCall
-from libra.runtime.kernels.interface import Kernel
+from libra.runtime.kernels.interface import Buffers, Grads, Kernel
 
 _KEEP: Final = 0.99
 """Share of the past that stays in the average at each kernel call: about the last hundred count."""
@@ -64,52 +64,30 @@ class MeasuredKernel:
         self._kernel = kernel
         self._meter = meter
 
-    def prepare(self, segments: AttentionCall, device: torch.device) -> tuple[int, Any]:
+    def prepare(self, call: AttentionCall, device: torch.device) -> tuple[int, Any]:
         """The kernel's own preparation, with the pairs of the call."""
-        pairs = causal_pairs(segments.k_len - segments.q_len, segments.k_len)
-        return int(pairs.sum()) * segments.heads, self._kernel.prepare(segments, device)
+        pairs = causal_pairs(call.k_len - call.q_len, call.k_len)
+        return int(pairs.sum()) * call.heads, self._kernel.prepare(call, device)
 
-    def forward(
-        self,
-        q_TND: torch.Tensor,
-        k_TND: torch.Tensor,
-        v_TNE: torch.Tensor,
-        prepared: tuple[int, Any],
-        scale: float,
-        out_TNE: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> None:
+    def forward(self, prepared: tuple[int, Any], buffers: Buffers, scale: float) -> None:
         """The kernel's forward, timed."""
         pairs, inner = prepared
-        if q_TND.is_cuda:
+        if buffers.q.is_cuda:
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            self._kernel.forward(q_TND, k_TND, v_TNE, inner, scale, out_TNE, lse)
+            self._kernel.forward(inner, buffers, scale)
             stop.record()
             self._meter.add_events(pairs, start, stop)
             return
         begun = time.perf_counter()
-        self._kernel.forward(q_TND, k_TND, v_TNE, inner, scale, out_TNE, lse)
+        self._kernel.forward(inner, buffers, scale)
         self._meter.add(pairs, time.perf_counter() - begun)
 
     def backward(
-        self,
-        dout_TNE: torch.Tensor,
-        q_TND: torch.Tensor,
-        k_TND: torch.Tensor,
-        v_TNE: torch.Tensor,
-        out_TNE: torch.Tensor,
-        lse: torch.Tensor,
-        prepared: tuple[int, Any],
-        scale: float,
-        dq_TND: torch.Tensor,
-        dk_TND: torch.Tensor,
-        dv_TNE: torch.Tensor,
+        self, prepared: tuple[int, Any], buffers: Buffers, grads: Grads, scale: float
     ) -> None:
         """The kernel's backward."""
-        self._kernel.backward(
-            dout_TNE, q_TND, k_TND, v_TNE, out_TNE, lse, prepared[1], scale, dq_TND, dk_TND, dv_TNE
-        )
+        self._kernel.backward(prepared[1], buffers, grads, scale)
 
 
 def relative_speeds(readings: NDArray[np.int64]) -> NDArray[np.float64] | None:

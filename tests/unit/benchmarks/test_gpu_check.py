@@ -12,7 +12,8 @@ from benchmarks.gpu.correctness import LIMITS, cases, check_kernel
 from benchmarks.gpu.stopwatch import Stopwatch
 from benchmarks.gpu_check import SEGMENTS, Args, main, problems
 from libra.cost.table_file import read_kernel_table
-from libra.runtime.kernels.cpu import CpuKernel
+from libra.runtime.kernels.cpu import CpuKernel, CpuPrepared
+from libra.runtime.kernels.interface import Buffers, Grads
 
 CPU = torch.device("cpu")
 
@@ -20,17 +21,17 @@ CPU = torch.device("cpu")
 class Forgetful(CpuKernel):
     """A kernel whose dK lacks what it should."""
 
-    def backward(self, *call: torch.Tensor) -> None:  # type: ignore[override]
-        super().backward(*call)  # type: ignore[arg-type]
-        call[9].mul_(0.9)
+    def backward(self, prepared: CpuPrepared, buffers: Buffers, grads: Grads, scale: float) -> None:
+        CpuKernel.backward(self, prepared, buffers, grads, scale)
+        grads.dk.mul_(0.9)
 
 
 class Overflowing(CpuKernel):
     """A kernel that writes a row too many."""
 
-    def forward(self, *call: torch.Tensor) -> None:  # type: ignore[override]
-        super().forward(*call)  # type: ignore[arg-type]
-        call[5][-1] = 0
+    def forward(self, prepared: CpuPrepared, buffers: Buffers, scale: float) -> None:
+        CpuKernel.forward(self, prepared, buffers, scale)
+        buffers.out[-1] = 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

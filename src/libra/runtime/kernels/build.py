@@ -13,8 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from libra.runtime.kernels.checks import check_buffers, check_gradients
-from libra.runtime.kernels.interface import AttentionCall
+from libra.runtime.kernels.interface import (
+    AttentionCall,
+    Buffers,
+    Grads,
+    check_buffers,
+    check_grads,
+)
 from libra.runtime.kernels.packed import Call, Packed, pack
 
 Tensor = torch.Tensor
@@ -42,28 +47,20 @@ class PackedKernel:
     duplication: int = 4
     """About how many copies of the keys a call may gather.  Fewer: less memory, smaller calls."""
 
-    def prepare(self, segments: AttentionCall, device: torch.device) -> Packed:
+    def prepare(self, call: AttentionCall, device: torch.device) -> Packed:
         """Calls and index tensors.  ValueError for segments that no causal kernel could take."""
-        return pack(segments, device, self.duplication)
+        return pack(call, device, self.duplication)
 
     @torch.no_grad()
-    def forward(
-        self,
-        q_TND: Tensor,
-        k_TND: Tensor,
-        v_TNE: Tensor,
-        prepared: Packed,
-        scale: float,
-        out_TNE: Tensor,
-        lse: Tensor,
-    ) -> None:
+    def forward(self, prepared: Packed, buffers: Buffers, scale: float) -> None:
         """Write the segments' rows of `out_TNE` and their flat `lse`.
 
         ValueError for buffers, dtypes and head dims that the build cannot take.
         """
         if not prepared.calls:
             return
-        check_buffers(prepared.extents, q_TND, k_TND, v_TNE, out_TNE, lse)
+        check_buffers(prepared.extents, buffers)
+        q_TND, k_TND, v_TNE, out_TNE, lse = buffers
         key_width, value_width = self._widths(q_TND, v_TNE)
         for call in prepared.calls:
             out_RNW, lse_NR = self.attend(
@@ -82,25 +79,14 @@ class PackedKernel:
             lse.index_copy_(0, call.lse_at, lse_NR.flatten())
 
     @torch.no_grad()
-    def backward(
-        self,
-        dout_TNE: Tensor,
-        q_TND: Tensor,
-        k_TND: Tensor,
-        v_TNE: Tensor,
-        out_TNE: Tensor,
-        lse: Tensor,
-        prepared: Packed,
-        scale: float,
-        dq_TND: Tensor,
-        dk_TND: Tensor,
-        dv_TNE: Tensor,
-    ) -> None:
+    def backward(self, prepared: Packed, buffers: Buffers, grads: Grads, scale: float) -> None:
         """Write the segments' rows of `dq_TND`; add to `dk_TND` and `dv_TNE`, set by set."""
         if not prepared.calls:
             return
-        check_buffers(prepared.extents, q_TND, k_TND, v_TNE, out_TNE, lse)
-        check_gradients(prepared.extents, q_TND, dout_TNE, out_TNE, dq_TND, dk_TND, dv_TNE)
+        check_buffers(prepared.extents, buffers)
+        check_grads(prepared.extents, buffers, grads)
+        q_TND, k_TND, v_TNE, out_TNE, lse = buffers
+        dout_TNE, dq_TND, dk_TND, dv_TNE = grads
         key_dim, value_dim = q_TND.shape[2], v_TNE.shape[2]
         key_width, value_width = self._widths(q_TND, v_TNE)
         for call in prepared.calls:

@@ -21,8 +21,15 @@ from typing import NamedTuple
 
 import torch
 
-from libra.runtime.kernels.checks import Extents, check_buffers, check_gradients, check_segments
-from libra.runtime.kernels.interface import AttentionCall
+from libra.runtime.kernels.interface import (
+    AttentionCall,
+    Buffers,
+    Extents,
+    Grads,
+    check_buffers,
+    check_call,
+    check_grads,
+)
 
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -73,43 +80,35 @@ class CpuKernel:
     widen: bool | None = None
     """Compute bf16 and fp16 in fp32.  None: where the processor lacks fast products of them."""
 
-    def prepare(self, segments: AttentionCall, device: torch.device) -> CpuPrepared:
+    def prepare(self, call: AttentionCall, device: torch.device) -> CpuPrepared:
         """Plain integers.  ValueError for segments that no causal kernel could take."""
         if device.type != "cpu":
             raise ValueError(f"the cpu kernel cannot serve device {device}; choose another kernel")
-        extents = check_segments(segments)
+        extents = check_call(call)
         tasks, lse_start = [], 0
-        for index in range(len(segments)):
-            q_len, k_len = int(segments.q_len[index]), int(segments.k_len[index])
+        for index in range(len(call)):
+            q_len, k_len = int(call.q_len[index]), int(call.k_len[index])
             tasks.append(
                 Task(
-                    q_start=int(segments.q_start[index]),
+                    q_start=int(call.q_start[index]),
                     q_len=q_len,
-                    k_start=int(segments.k_start[index]),
-                    q_head=int(segments.q_head[index]),
-                    kv_head=int(segments.kv_head[index]),
+                    k_start=int(call.k_start[index]),
+                    q_head=int(call.q_head[index]),
+                    kv_head=int(call.kv_head[index]),
                     lse_start=lse_start,
-                    pieces=cut(q_len, k_len, self.leaf, causal=segments.causal),
+                    pieces=cut(q_len, k_len, self.leaf, causal=call.causal),
                 )
             )
-            lse_start += q_len * segments.heads
-        return CpuPrepared(tuple(tasks), segments.heads, segments.kv_heads, extents)
+            lse_start += q_len * call.heads
+        return CpuPrepared(tuple(tasks), call.heads, call.kv_heads, extents)
 
     @torch.no_grad()
-    def forward(
-        self,
-        q_TND: torch.Tensor,
-        k_TND: torch.Tensor,
-        v_TNE: torch.Tensor,
-        prepared: CpuPrepared,
-        scale: float,
-        out_TNE: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> None:
+    def forward(self, prepared: CpuPrepared, buffers: Buffers, scale: float) -> None:
         """Write the segments' rows of `out_TNE` and their flat `lse`."""
         if not prepared.tasks:
             return
-        check_buffers(prepared.extents, q_TND, k_TND, v_TNE, out_TNE, lse)
+        check_buffers(prepared.extents, buffers)
+        q_TND, k_TND, v_TNE, out_TNE, lse = buffers
         heads, kv_heads = prepared.heads, prepared.kv_heads
         width, dtype = max(q_TND.shape[2], v_TNE.shape[2]), self._compute_dtype(q_TND.dtype)
         q, k, v = (_Blocks.of(_operand(t, width, dtype)) for t in (q_TND, k_TND, v_TNE))
@@ -136,25 +135,14 @@ class CpuKernel:
         _copy_rows(out_TNE, sum_TNE, prepared)
 
     @torch.no_grad()
-    def backward(
-        self,
-        dout_TNE: torch.Tensor,
-        q_TND: torch.Tensor,
-        k_TND: torch.Tensor,
-        v_TNE: torch.Tensor,
-        out_TNE: torch.Tensor,
-        lse: torch.Tensor,
-        prepared: CpuPrepared,
-        scale: float,
-        dq_TND: torch.Tensor,
-        dk_TND: torch.Tensor,
-        dv_TNE: torch.Tensor,
-    ) -> None:
+    def backward(self, prepared: CpuPrepared, buffers: Buffers, grads: Grads, scale: float) -> None:
         """Write the segments' rows of `dq_TND`; add to `dk_TND` and `dv_TNE`, in segment order."""
         if not prepared.tasks:
             return
-        check_buffers(prepared.extents, q_TND, k_TND, v_TNE, out_TNE, lse)
-        check_gradients(prepared.extents, q_TND, dout_TNE, out_TNE, dq_TND, dk_TND, dv_TNE)
+        check_buffers(prepared.extents, buffers)
+        check_grads(prepared.extents, buffers, grads)
+        q_TND, k_TND, v_TNE, out_TNE, lse = buffers
+        dout_TNE, dq_TND, dk_TND, dv_TNE = grads
         heads, kv_heads = prepared.heads, prepared.kv_heads
         key_dim, value_dim = q_TND.shape[2], v_TNE.shape[2]
         width, dtype = max(key_dim, value_dim), self._compute_dtype(q_TND.dtype)

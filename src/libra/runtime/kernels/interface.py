@@ -1,54 +1,176 @@
-"""The small interface behind which every attention kernel sits; `AttentionCall` says what it is asked
-for.
+"""The interface that every attention kernel implements, and the checks that all kernels share.
+
+Checks run before a kernel touches memory.  They need plain integers only, so no check waits for the
+device.
+
+Shape legend: T rows of a buffer, N heads, D key head dim, E value head dim.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from libra.plan.segments import AttentionCall
 
-__all__ = ["AttentionCall", "Kernel"]
+__all__ = [
+    "AttentionCall",
+    "Buffers",
+    "Extents",
+    "Grads",
+    "Kernel",
+    "check_buffers",
+    "check_call",
+    "check_grads",
+]
+
+
+class Buffers(NamedTuple):
+    """Tensors that both passes of a kernel use.  A named tuple, because one is made for each call."""
+
+    q: torch.Tensor
+    """[T, N, D]"""
+    k: torch.Tensor
+    """[T, N, D], with the rows and heads of `v`."""
+    v: torch.Tensor
+    """[T, N, E]"""
+    out: torch.Tensor
+    """[T, N, E], addressed like `q`.  The forward pass writes it, the backward pass reads it."""
+    lse: torch.Tensor
+    """Flat log-sum-exp, fp32 (fp64 for fp64), ordered by segment, then head, then row."""
+
+
+class Grads(NamedTuple):
+    """Tensors that only the backward pass uses."""
+
+    dout: torch.Tensor
+    """[T, N, E], like `out`."""
+    dq: torch.Tensor
+    """[T, N, D], like `q`.  Rows are overwritten."""
+    dk: torch.Tensor
+    """[T, N, D], a sum in at least fp32 to which the kernel adds."""
+    dv: torch.Tensor
+    """[T, N, E], likewise."""
 
 
 class Kernel(Protocol):
-    """Variable-length causal attention on one device.  T rows of a buffer, N heads, D key dim, E
-    value dim.
+    """Variable-length causal attention on one device."""
+
+    def prepare(self, call: AttentionCall, device: torch.device) -> Any:
+        """Index maps of a call, made once per plan and given back to `forward` and `backward`."""
+
+    def forward(self, prepared: Any, buffers: Buffers, scale: float) -> None:
+        """Write the rows of `buffers.out` and `buffers.lse` that belong to the call's segments."""
+
+    def backward(self, prepared: Any, buffers: Buffers, grads: Grads, scale: float) -> None:
+        """Write the segments' rows of `grads.dq`; add to `grads.dk` and `grads.dv`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extents:
+    """Rows, heads and LSE elements that the buffers of a call must hold at least."""
+
+    q_rows: int
+    k_rows: int
+    q_heads: int
+    kv_heads: int
+    lse_size: int
+
+
+def check_call(call: AttentionCall) -> Extents:
+    """The extents of `call`.
+
+    Raises ValueError if a segment is empty, lacks keys, or splits the query heads of one key head.
     """
+    if len(call) == 0:
+        return Extents(q_rows=0, k_rows=0, q_heads=0, kv_heads=0, lse_size=0)
+    heads, kv_heads = call.heads, call.kv_heads
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise ValueError(
+            f"segments of {heads} query heads over {kv_heads} key/value heads: "
+            "kv_heads must be >= 1 and divide heads"
+        )
+    for name in ("q_start", "k_start", "q_head", "kv_head"):
+        _refuse_first(getattr(call, name) < 0, name, getattr(call, name), ">= 0")
+    _refuse_first(call.q_len < 1, "q_len", call.q_len, ">= 1; drop empty segments")
+    if call.causal:
+        need = ">= q_len; causal rows need a key of their own"
+        _refuse_first(call.k_len < call.q_len, "k_len", call.k_len, need)
+    _refuse_first(call.k_len < 1, "k_len", call.k_len, ">= 1; drop empty segments")
+    return Extents(
+        q_rows=int((call.q_start + call.q_len).max()),
+        k_rows=int((call.k_start + call.k_len).max()),
+        q_heads=int(call.q_head.max()) + heads,
+        kv_heads=int(call.kv_head.max()) + kv_heads,
+        lse_size=call.lse_size,
+    )
 
-    def prepare(self, segments: AttentionCall, device: torch.device) -> Any:
-        """Index maps of a call, made once per plan and passed back to `forward` and `backward`."""
 
-    def forward(
-        self,
-        q_TND: torch.Tensor,
-        k_TND: torch.Tensor,
-        v_TNE: torch.Tensor,
-        prepared: Any,
-        scale: float,
-        out_TNE: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> None:
-        """Write the segments' rows of `out_TNE` (addressed like q) and their flat fp32 (fp64 for
-        fp64) `lse`.
-        """
+def check_buffers(extents: Extents, buffers: Buffers) -> None:
+    """ValueError unless dtypes and dims are as `Buffers` says and the buffers hold `extents`."""
+    q, k, v, out, lse = buffers
+    if not q.dtype == k.dtype == v.dtype == out.dtype:
+        raise ValueError(
+            f"q, k, v, out are {q.dtype}, {k.dtype}, {v.dtype}, {out.dtype}; "
+            "attention needs one dtype: cast them alike"
+        )
+    want = torch.float64 if q.dtype == torch.float64 else torch.float32
+    if lse.dtype != want or not lse.is_contiguous() or lse.numel() < extents.lse_size:
+        raise ValueError(
+            f"lse is {lse.dtype}[{lse.numel()}], contiguous={lse.is_contiguous()}; "
+            f"it must be contiguous {want} of at least {extents.lse_size} elements"
+        )
+    if q.shape[2] != k.shape[2] or v.shape[2] != out.shape[2]:
+        raise ValueError(
+            f"head dims are q {q.shape[2]}, k {k.shape[2]}, v {v.shape[2]}, "
+            f"out {out.shape[2]}: q must match k, and v must match out"
+        )
+    if q.shape[2] < 1 or v.shape[2] < 1:
+        raise ValueError(
+            f"head dims are {q.shape[2]} (key) and {v.shape[2]} (value); they must be >= 1"
+        )
+    for name, tensor, rows, heads in (
+        ("q", q, extents.q_rows, extents.q_heads),
+        ("k", k, extents.k_rows, extents.kv_heads),
+        ("v", v, extents.k_rows, extents.kv_heads),
+        ("out", out, extents.q_rows, extents.q_heads),
+    ):
+        if tensor.shape[0] < rows or tensor.shape[1] < heads:
+            raise ValueError(
+                f"{name} holds {tensor.shape[0]} rows x {tensor.shape[1]} heads, "
+                f"but its segments reach {rows} x {heads}: the plan is for another buffer"
+            )
 
-    def backward(
-        self,
-        dout_TNE: torch.Tensor,
-        q_TND: torch.Tensor,
-        k_TND: torch.Tensor,
-        v_TNE: torch.Tensor,
-        out_TNE: torch.Tensor,
-        lse: torch.Tensor,
-        prepared: Any,
-        scale: float,
-        dq_TND: torch.Tensor,
-        dk_TND: torch.Tensor,
-        dv_TNE: torch.Tensor,
-    ) -> None:
-        """Write the segments' rows of `dq_TND`; add to `dk_TND` and `dv_TNE`, accumulators of at
-        least fp32.
-        """
+
+def check_grads(extents: Extents, buffers: Buffers, grads: Grads) -> None:
+    """ValueError unless dout, dq look like out, q and dk, dv are sums that hold every key."""
+    for name, like, grad, model in (
+        ("dout", "out", grads.dout, buffers.out),
+        ("dq", "q", grads.dq, buffers.q),
+    ):
+        if grad.shape != model.shape or grad.dtype != model.dtype:
+            raise ValueError(
+                f"{name} is {grad.dtype}{list(grad.shape)}; "
+                f"it must be {model.dtype}{list(model.shape)} like {like}"
+            )
+    least = torch.promote_types(buffers.q.dtype, torch.float32)
+    for name, grad in (("dk", grads.dk), ("dv", grads.dv)):
+        if torch.promote_types(grad.dtype, least) != grad.dtype:
+            raise ValueError(
+                f"{name} is {grad.dtype}; "
+                f"sums of several segments need an accumulator of at least {least}"
+            )
+        if grad.shape[0] < extents.k_rows or grad.shape[1] < extents.kv_heads:
+            raise ValueError(
+                f"{name} holds {grad.shape[0]} rows x {grad.shape[1]} heads, "
+                f"but its segments reach {extents.k_rows} x {extents.kv_heads}"
+            )
+
+
+def _refuse_first(bad: np.ndarray, name: str, values: np.ndarray, need: str) -> None:
+    if bad.any():
+        at = int(bad.argmax())
+        raise ValueError(f"segment {at} has {name} {int(values[at])}; it must be {need}")

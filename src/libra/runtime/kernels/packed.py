@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from libra.runtime.kernels.checks import Extents, check_segments
-from libra.runtime.kernels.interface import AttentionCall
+from libra.runtime.kernels.interface import AttentionCall, Extents, check_call
 from libra.runtime.kernels.rows import Rows, make_rows
 
 IntArray = NDArray[np.int64]
@@ -60,7 +59,7 @@ def pack(segments: AttentionCall, device: torch.device, duplication: int) -> Pac
 
     ValueError for segments that no causal kernel could take.
     """
-    extents = check_segments(segments)
+    extents = check_call(segments)
     if not len(segments):
         return Packed((), extents)
     lse_start = (np.cumsum(segments.q_len) - segments.q_len) * segments.heads

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from libra.runtime.kernels.interface import AttentionCall, Kernel
+from libra.runtime.kernels.interface import AttentionCall, Buffers, Grads, Kernel
 
 SCALE = 0.3
 CPU = torch.device("cpu")
@@ -116,10 +116,11 @@ def run(
     exact = torch.promote_types(dtype, torch.float32)
     prepared = kernel.prepare(case.segments, CPU)
     out, lse = torch.full_like(dout, 7), torch.full((case.segments.lse_size,), 7, dtype=exact)
-    kernel.forward(q, k, v, prepared, SCALE, out, lse)
+    buffers = Buffers(q, k, v, out, lse)
+    kernel.forward(prepared, buffers, SCALE)
     dq = torch.full_like(q, 7)
     dk, dv = torch.ones(k.shape, dtype=exact), torch.ones(v.shape, dtype=exact)
-    kernel.backward(dout, q, k, v, out, lse, prepared, SCALE, dq, dk, dv)
+    kernel.backward(prepared, buffers, Grads(dout, dq, dk, dv), SCALE)
     return Result(out=out, lse=lse, dq=dq, dk=dk - 1, dv=dv - 1)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libra.runtime.kernels.cpu import CpuKernel, cut
+from libra.runtime.kernels.interface import Buffers, Grads
 from tests.unit.runtime.kernels.kernel_cases import (
     CPU,
     SCALE,
@@ -197,7 +198,7 @@ def test_buffers_that_do_not_fit_the_segments_are_refused_before_any_is_read(bad
     else:
         k = k[..., :-1]
     with pytest.raises(ValueError):
-        kernel.forward(q, k, v, kernel.prepare(PREFIX.segments, CPU), SCALE, out, lse)
+        kernel.forward(kernel.prepare(PREFIX.segments, CPU), Buffers(q, k, v, out, lse), SCALE)
 
 
 @pytest.mark.parametrize("bad", ["dk", "dq", "dout"])
@@ -214,5 +215,8 @@ def test_gradients_that_would_lose_precision_or_rows_are_refused(bad: str) -> No
         dout = dout.float()
     with pytest.raises(ValueError, match=bad):
         kernel.backward(
-            dout, q, k, v, out, lse, kernel.prepare(PREFIX.segments, CPU), SCALE, dq, dk, dv
+            kernel.prepare(PREFIX.segments, CPU),
+            Buffers(q, k, v, out, lse),
+            Grads(dout, dq, dk, dv),
+            SCALE,
         )

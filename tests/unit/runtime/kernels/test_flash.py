@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from libra.runtime.kernels import kernel_for, kernel_names
 from libra.runtime.kernels.build import PackedKernel
+from libra.runtime.kernels.interface import Buffers, Grads
 from libra.runtime.kernels.packed import key_sets, pack
 from tests.unit.runtime.kernels import flash_standins
 from tests.unit.runtime.kernels.kernel_cases import (
@@ -159,8 +160,9 @@ def test_nothing_waits_for_the_device() -> None:
         lse = torch.empty(case.segments.lse_size, device=meta)
         out, dq = torch.empty_like(dout), torch.empty_like(q)
         dk, dv = torch.empty_like(k).float(), torch.empty_like(v).float()
-        kernel.forward(q, k, v, prepared, SCALE, out, lse)
-        kernel.backward(dout, q, k, v, out, lse, prepared, SCALE, dq, dk, dv)
+        buffers = Buffers(q, k, v, out, lse)
+        kernel.forward(prepared, buffers, SCALE)
+        kernel.backward(prepared, buffers, Grads(dout, dq, dk, dv), SCALE)
 
 
 @pytest.mark.parametrize("asked", [False, True])
