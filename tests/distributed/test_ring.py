@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from hypothesis import given, settings
 import libra
 from libra.baselines.ring import RingLayout, ring_attention
 from libra.baselines.ring_steps import ring_steps
+from libra.runtime.kernels import flash
 from tests.distributed.cases import Case, Errors, compare, make_mesh, make_pack, my_rows
 from tests.distributed.ranks import RankPool
 from tests.distributed.test_attention import TOLERANCE, draw_bounds
@@ -157,7 +156,7 @@ def test_a_ring_of_a_flash_attention_build_equals_the_reference(
     world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_flash2(monkeypatch)
-    kernel = importlib.import_module("libra.runtime.kernels.flash2").kernel()
+    kernel = flash.load("flash2")
     case = Case(
         bounds=[[0, 7, 41, 44, 60]],
         tokens=64,

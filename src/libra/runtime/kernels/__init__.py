@@ -1,14 +1,19 @@
 """Attention kernels behind one interface, and the choice among them.
 
-Only a kernel's own file knows its library, and it is imported when it is asked for.
+    AttentionCall --prepare--> index maps, once per plan
+    index maps + Buffers(q, k, v, out, lse)     --forward-->  rows of out and lse
+    index maps + Buffers + Grads(dout, dq, ..)  --backward--> rows of dq, sums in dk and dv
+
+Call `kernel_for(device)` for the best kernel that works here.  A kernel's library is imported only
+when the kernel is asked for.
 """
 
 from __future__ import annotations
 
-import importlib
-
 import torch
 
+from libra.runtime.kernels import flash
+from libra.runtime.kernels.cpu import CpuKernel
 from libra.runtime.kernels.interface import Kernel
 
 __all__ = ["kernel_for", "kernel_names"]
@@ -47,15 +52,17 @@ def kernel_for(device: torch.device, name: str | Kernel | None = None) -> Kernel
         raise ValueError(
             f"kernel={name!r} does not serve device {device}; choose one of {', '.join(names)}"
         )
-    failures = []
+    failures: list[str] = []
     for candidate in names if name is None else (name,):
         try:
-            module = importlib.import_module(f"libra.runtime.kernels.{candidate}")
-            kernel: Kernel = module.kernel()
-        except (ImportError, OSError, RuntimeError) as error:  # a broken build has many ways
+            return CpuKernel() if candidate == "cpu" else flash.load(candidate)
+        except (
+            ImportError,
+            AttributeError,
+            OSError,
+            RuntimeError,
+        ) as error:  # a broken build fails in many ways
             failures.append(f"{candidate} ({type(error).__name__}: {error})")
-        else:
-            return kernel
     raise ValueError(
         f"no attention kernel for device {device} is usable; tried {'; '.join(failures)}"
     )

@@ -181,11 +181,6 @@ class CpuKernel:
         return torch.float32 if widen else dtype
 
 
-def kernel() -> CpuKernel:
-    """The kernel with its measured settings."""
-    return CpuKernel()
-
-
 def cut(q_len: int, k_len: int, leaf: int, *, causal: bool = True) -> tuple[Piece, ...]:
     """Overlaps of a segment: first the squares, which cover every row once, then the rectangles.
 

@@ -1,20 +1,25 @@
-"""AttentionCall as a FlashAttention build takes them: packed rows and cumulative lengths.
+"""An attention call as FlashAttention builds take it: packed rows and cumulative lengths.
 
-    segments      q rows | k rows            a call     cu_q  0    2       5      7
+    segments      q rows | k rows            packed     cu_q  0    2       5      7
        A          A A    | a a a                        q     A A | B B B | C C
        B          B B B  | a a a a a                    k     a a a | a a a a a | c c
        C          C C    | c c                          cu_k  0     3           8   10
 
-Each segment brings its own copy of its keys, since the offsets of these builds cannot overlap.
-So that a sample whose blocks all read one prefix does not multiply memory, a launch is cut into
-calls: a call gathers at most `duplication` times the rows of its largest set of segments that share
-no key.  dK and dV are added one such set after the other, in an order made once: no two additions
-race, and a run repeats itself bit for bit if the build's own backward does.
+Each segment gets a copy of its keys, because cumulative lengths cannot describe ranges that overlap.
+Many blocks of one sample read the same prefix, so the copies could multiply memory.  An attention
+call is therefore cut into several packed calls.  Each gathers at most `duplication` times as many
+key rows as the largest set of segments that share no key.
+
+dK and dV are added one such set after the other, in an order fixed when the call is prepared.  No
+two additions race, so a run repeats itself bit for bit if the build's own backward does.
+
+Shape legend: T rows of a buffer, N its heads, R packed rows, D elements of a head, U head units.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,71 +27,142 @@ import torch
 from numpy.typing import NDArray
 
 from libra.runtime.kernels.interface import AttentionCall, Extents, check_call
-from libra.runtime.kernels.rows import Rows, make_rows
 
 IntArray = NDArray[np.int64]
+Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Call:
-    """One call of the library: R packed query rows of N heads, K packed key rows."""
+class Rows:
+    """Rows and heads of a buffer in packed order; no pair of row and head occurs twice.
+
+      buffer [T, N, D]                    packed [R, heads, D]
+      .  .  .  .  .                       a a
+      .  a  a  .  .   row 1, head 1       b b
+      .  .  .  .  .                 <->   c c
+      b  b  .  .  .   row 3, head 0
+      c  c  .  .  .   row 4, head 0
+
+    The cheapest of three forms is used: one slice; any rows of one head range; any rows and heads.
+    No form waits for the device.
+    """
+
+    count: int
+    heads: int
+    head: int | None
+    """First head, where all rows share it."""
+    start: int | None
+    """First row, where rows and heads form one slice of the buffer."""
+    rows: Tensor
+    """int64 [R]."""
+    units: Tensor | None
+    """int64 [R, U], where first heads differ: a unit is `unit` neighbouring heads."""
+    unit: int
+    unit_heads: int
+    """Heads of the buffer that units address: a multiple of `unit`."""
+
+    def gather(self, buffer_TND: Tensor) -> Tensor:
+        """Packed [R, heads, D]: a view if the rows form a slice, else a copy."""
+        if self.units is not None:
+            packed: Tensor = self._split(buffer_TND)[self.rows[:, None], self.units]
+            return packed.flatten(1, 2)
+        view_TND = self._narrow(buffer_TND)
+        return view_TND if self.start is not None else view_TND.index_select(0, self.rows)
+
+    def scatter(self, buffer_TND: Tensor, packed_RND: Tensor) -> None:
+        """Write packed rows to their rows of the buffer."""
+        if self.units is not None:
+            split = self._split(buffer_TND)
+            split[self.rows[:, None], self.units] = packed_RND.unflatten(1, (-1, self.unit))
+        elif self.start is not None:
+            self._narrow(buffer_TND).copy_(packed_RND)
+        else:
+            self._narrow(buffer_TND).index_copy_(0, self.rows, packed_RND)
+
+    def scatter_add(self, buffer_TND: Tensor, packed_RND: Tensor) -> None:
+        """Add packed rows in the buffer's dtype, each element once, so that results repeat."""
+        if self.units is not None:
+            at = (self.rows[:, None], self.units)
+            split = self._split(buffer_TND)
+            split[at] = split[at].add_(packed_RND.unflatten(1, (-1, self.unit)))
+        elif self.start is not None:
+            self._narrow(buffer_TND).add_(packed_RND)
+        else:
+            packed_RND = packed_RND.to(buffer_TND.dtype)
+            self._narrow(buffer_TND).index_add_(0, self.rows, packed_RND)
+
+    def _narrow(self, buffer_TND: Tensor) -> Tensor:
+        assert self.head is not None
+        view_TND = buffer_TND.narrow(1, self.head, self.heads)
+        return view_TND if self.start is None else view_TND.narrow(0, self.start, self.count)
+
+    def _split(self, buffer_TND: Tensor) -> Tensor:
+        units: Tensor = buffer_TND.narrow(1, 0, self.unit_heads).unflatten(1, (-1, self.unit))
+        return units
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PackedCall:
+    """One call of a FlashAttention build: R packed query rows of N heads, K packed key rows."""
 
     q: Rows
     k: Rows
     k_sets: tuple[tuple[int, int, Rows], ...]
     """(first, last + 1, rows) of the packed keys, set by set; within a set no key occurs twice."""
-    cu_q: torch.Tensor
+    cu_q: Tensor
     """int32 [segments + 1]: packed query rows before each segment."""
-    cu_k: torch.Tensor
+    cu_k: Tensor
     max_q: int
     max_k: int
-    lse_at: torch.Tensor
-    """int64 [N * R]: where element (head, packed row) lies in the flat LSE."""
+    lse_index: Tensor
+    """int64 [N * R]: the element of the flat LSE that holds (head, packed row)."""
     causal: bool
     """Bottom-right; False: every query row of a segment sees all its keys."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
-    """The calls of one launch."""
+class PackedCalls:
+    """The packed calls that make up one attention call."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[PackedCall, ...]
     extents: Extents
 
 
-def pack(segments: AttentionCall, device: torch.device, duplication: int) -> Packed:
-    """The calls of `segments`, their index tensors on `device`.
+def pack(call: AttentionCall, device: torch.device, duplication: int) -> PackedCalls:
+    """The packed calls of `call`, their index tensors on `device`.
 
-    ValueError for segments that no causal kernel could take.
+    Raises ValueError for segments that no causal kernel could take.
     """
-    extents = check_call(segments)
-    if not len(segments):
-        return Packed((), extents)
-    lse_start = (np.cumsum(segments.q_len) - segments.q_len) * segments.heads
-    batches = _batches(segments, key_sets(segments), duplication)
-    return Packed(tuple(_call(segments, sets, lse_start, device) for sets in batches), extents)
+    extents = check_call(call)
+    if not len(call):
+        return PackedCalls((), extents)
+    lse_start = (np.cumsum(call.q_len) - call.q_len) * call.heads
+    batches = _batches(call, key_sets(call), duplication)
+    return PackedCalls(
+        tuple(_pack_sets(call, sets, lse_start, device) for sets in batches), extents
+    )
 
 
-def key_sets(segments: AttentionCall) -> list[IntArray]:
+def key_sets(call: AttentionCall) -> list[IntArray]:
     """Segment indices in sets, so that the segments of one set share no key of any head.
 
-    Greedy interval colouring, head range by head range: as many sets as the most shared key has
-    readers, which is the least possible.
+    This is interval colouring, head range by head range, greedy in order of the first key.  It
+    makes as many sets as the most shared key has readers, the fewest possible.  For keys [0, 4),
+    [2, 6) and [4, 8) of one head the sets are {0, 2} and {1}.
     """
-    head_group = segments.kv_head
-    if (np.diff(np.unique(head_group)) < segments.kv_heads).any():
-        head_group = np.zeros_like(
-            head_group
-        )  # head ranges overlap in part: tell segments apart by rows alone
-    stop = (segments.k_start + segments.k_len).tolist()
-    colour = np.zeros(len(segments), dtype=np.int64)
+    head_group = call.kv_head
+    if (np.diff(np.unique(head_group)) < call.kv_heads).any():
+        # Head ranges overlap in part, so segments with common rows may share keys.
+        head_group = np.zeros_like(head_group)
+    stop = (call.k_start + call.k_len).tolist()
+    colour = np.zeros(len(call), dtype=np.int64)
     busy: list[tuple[int, int]] = []  # (row from which a colour is free again, colour)
     free: list[int] = []
     colours, current = 0, -1
-    for index in np.lexsort((segments.k_start, head_group)).tolist():
+    for index in np.lexsort((call.k_start, head_group)).tolist():
         if head_group[index] != current:
             busy, free, colours, current = [], [], 0, int(head_group[index])
-        while busy and busy[0][0] <= segments.k_start[index]:
+        while busy and busy[0][0] <= call.k_start[index]:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if not free:
             free, colours = [colours], colours + 1
@@ -95,36 +171,35 @@ def key_sets(segments: AttentionCall) -> list[IntArray]:
     return [np.flatnonzero(colour == c) for c in range(int(colour.max()) + 1)]
 
 
-def _batches(
-    segments: AttentionCall, sets: list[IntArray], duplication: int
-) -> list[list[IntArray]]:
-    sizes = [int(segments.k_len[members].sum()) for members in sets]
+def _batches(call: AttentionCall, sets: list[IntArray], duplication: int) -> list[list[IntArray]]:
+    """Key sets in their order, as many to a batch as `duplication` allows."""
+    sizes = [int(call.k_len[members].sum()) for members in sets]
     limit = duplication * max(sizes)
     batches: list[list[IntArray]] = []
-    room = 0
+    left = 0
     for members, size in zip(sets, sizes, strict=True):
-        if size > room:
+        if size > left:
             batches.append([])
-            room = limit
+            left = limit
         batches[-1].append(members)
-        room -= size
+        left -= size
     return batches
 
 
-def _call(
-    segments: AttentionCall, sets: list[IntArray], lse_start: IntArray, device: torch.device
-) -> Call:
+def _pack_sets(
+    call: AttentionCall, sets: list[IntArray], lse_start: IntArray, device: torch.device
+) -> PackedCall:
     def key_rows(members: IntArray) -> Rows:
-        start, length = segments.k_start[members], segments.k_len[members]
-        return make_rows(start, length, segments.kv_head[members], segments.kv_heads, device)
+        start, length = call.k_start[members], call.k_len[members]
+        return make_rows(start, length, call.kv_head[members], call.kv_heads, device)
 
     members = np.concatenate(sets)
-    q_start, q_len = segments.q_start[members], segments.q_len[members]
-    k_len = segments.k_len[members]
+    q_start, q_len = call.q_start[members], call.q_len[members]
+    k_len = call.k_len[members]
     set_rows = [key_rows(part) for part in sets]
     ends = np.cumsum([rows.count for rows in set_rows]).tolist()
-    return Call(
-        q=make_rows(q_start, q_len, segments.q_head[members], segments.heads, device),
+    return PackedCall(
+        q=make_rows(q_start, q_len, call.q_head[members], call.heads, device),
         k=set_rows[0] if len(sets) == 1 else key_rows(members),
         k_sets=tuple(
             (end - rows.count, end, rows) for end, rows in zip(ends, set_rows, strict=True)
@@ -133,18 +208,46 @@ def _call(
         cu_k=_offsets(k_len, device),
         max_q=int(q_len.max()),
         max_k=int(k_len.max()),
-        lse_at=_lse_positions(lse_start[members], q_len, segments.heads, device),
-        causal=segments.causal,
+        lse_index=_lse_index(lse_start[members], q_len, call.heads, device),
+        causal=call.causal,
     )
 
 
-def _offsets(length: IntArray, device: torch.device) -> torch.Tensor:
+def make_rows(
+    start: IntArray, length: IntArray, head: IntArray, heads: int, device: torch.device
+) -> Rows:
+    """Rows of the ranges [start, start + length) from `head` on, packed one after another.
+
+    `start`, `length` and `head` are int64 [ranges].
+    """
+    one_head = bool((head == head[0]).all())
+    consecutive = one_head and bool((start[1:] == start[:-1] + length[:-1]).all())
+    # Ranges [5, 7) and [1, 4): packed starts are 0 and 2, shifts 5 and -1, rows 5 6 | 1 2 3.
+    shift = np.repeat(start - (np.cumsum(length) - length), length)
+    unit = math.gcd(heads, *head.tolist())
+    units = None
+    if not one_head:
+        # Heads 2 and 6, four heads each: units of two heads, 1 2 for the first and 3 4.
+        unit_of_range = head[:, None] // unit + np.arange(heads // unit)
+        units = torch.from_numpy(np.repeat(unit_of_range, length, axis=0)).to(device)
+    return Rows(
+        count=len(shift),
+        heads=heads,
+        head=int(head[0]) if one_head else None,
+        start=int(start[0]) if consecutive else None,
+        rows=torch.from_numpy(shift + np.arange(len(shift))).to(device),
+        units=units,
+        unit=unit,
+        unit_heads=int(head.max()) + heads,
+    )
+
+
+def _offsets(length: IntArray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.append(0, np.cumsum(length)).astype(np.int32)).to(device)
 
 
-def _lse_positions(
-    start: IntArray, q_len: IntArray, heads: int, device: torch.device
-) -> torch.Tensor:
+def _lse_index(start: IntArray, q_len: IntArray, heads: int, device: torch.device) -> Tensor:
+    """The flat LSE is ordered by segment, head and row; a build's by head, segment and row."""
     row = np.arange(int(q_len.sum())) - np.repeat(np.cumsum(q_len) - q_len, q_len)
     first = torch.from_numpy(np.repeat(start, q_len) + row).to(device)
     stride = torch.from_numpy(np.repeat(q_len, q_len)).to(device)

@@ -28,7 +28,7 @@ def install_flash2(patch: pytest.MonkeyPatch, version: str = "2.8.3") -> None:
         _flash_attn_varlen_backward=_flash2_backward,
     )
     package = _module("flash_attn", __version__=version, flash_attn_interface=interface)
-    _install(patch, "flash2", package, interface)
+    _install(patch, package, interface)
 
 
 def install_flash3(patch: pytest.MonkeyPatch, *, operator: bool) -> None:
@@ -91,7 +91,7 @@ def install_flash3(patch: pytest.MonkeyPatch, *, operator: bool) -> None:
         flash_attn_varlen_func=_keywords_only(forward),
         _flash_attn_backward=Operator() if operator else _keywords_only(backward),
     )
-    _install(patch, "flash3", module)
+    _install(patch, module)
 
 
 def install_flash4(patch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def install_flash4(patch: pytest.MonkeyPatch) -> None:
         _flash_attn_bwd=_flash4_backward,
     )
     cute = _module("flash_attn.cute", interface=interface)
-    _install(patch, "flash4", _module("flash_attn", cute=cute), cute, interface)
+    _install(patch, _module("flash_attn", cute=cute), cute, interface)
 
 
 @contextlib.contextmanager
@@ -285,16 +285,11 @@ def _module(name: str, **attributes: Any) -> ModuleType:
     return module
 
 
-def _install(patch: pytest.MonkeyPatch, kernel: str, *modules: ModuleType) -> None:
+def _install(patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "flash_attn"]:
         patch.delitem(sys.modules, name)
     for module in modules:
         patch.setitem(sys.modules, module.__name__, module)
-    importer = f"libra.runtime.kernels.{kernel}"
-    patch.setitem(
-        sys.modules, importer, None
-    )  # so that undoing forgets what is imported from here on
-    del sys.modules[importer]
 
 
 def _refuse_dims(q: Tensor, v: Tensor, *, equal: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libra.runtime.kernels import kernel_for, kernel_names
-from libra.runtime.kernels.build import PackedKernel
+from libra.runtime.kernels import flash, kernel_for, kernel_names
+from libra.runtime.kernels.flash import FlashKernel
 from libra.runtime.kernels.interface import Buffers, Grads
 from libra.runtime.kernels.packed import key_sets, pack
 from tests.unit.runtime.kernels import flash_standins
@@ -46,8 +45,8 @@ SHARED = Case(
 
 
 @contextlib.contextmanager
-def standin(build: str) -> Iterator[PackedKernel]:
-    """The kernel file of `build`, its library replaced."""
+def standin(build: str) -> Iterator[FlashKernel]:
+    """The kernel of `build`, its library replaced."""
     name = build.partition(" ")[0]
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         if build == "flash2":
@@ -58,7 +57,7 @@ def standin(build: str) -> Iterator[PackedKernel]:
             flash_standins.install_flash4(patch)
         else:
             stack.enter_context(flash_standins.varlen_operators(patch))
-        yield importlib.import_module(f"libra.runtime.kernels.{name}").kernel()
+        yield flash.load(name)
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -75,7 +74,8 @@ def test_samples_that_lie_back_to_back_are_passed_as_views(build: str) -> None:
     case = plain_case([5, 1, 9], heads=4, kv_heads=2, dim=8)
     call = pack(case.segments, CPU, 4).calls[0]
     q, k, _, _ = inputs(case, torch.bfloat16)
-    assert call.q.take(q).data_ptr() == q.data_ptr() and call.k.take(k).data_ptr() == k.data_ptr()
+    assert call.q.gather(q).data_ptr() == q.data_ptr()
+    assert call.k.gather(k).data_ptr() == k.data_ptr()
     with standin(build) as kernel:
         found = run(kernel, case, torch.bfloat16)
     assert_close(found, expected(case, torch.bfloat16), 3e-2)
@@ -85,7 +85,8 @@ def test_samples_that_lie_back_to_back_are_passed_as_views(build: str) -> None:
 def test_head_dims_that_a_build_takes_unequal_are_not_padded(build: str) -> None:
     case = plain_case([3, 2], heads=1, kv_heads=1, dim=192, value_dim=128)
     with standin(build) as kernel:
-        widths = kernel._widths(*(torch.empty(1, 1, d).half() for d in (192, 128)))
+        q, k, v, dout = inputs(case, torch.float16)
+        widths = kernel.widths(Buffers(q, k, v, dout, q))
         found = run(kernel, case, torch.float16)
     assert widths == (192, 128)
     assert_close(found, expected(case, torch.float16), 6e-3)
@@ -147,13 +148,14 @@ def test_nothing_waits_for_the_device() -> None:
     """On the meta device a tensor has no values: whatever reads one on the host raises."""
     meta = torch.device("meta")
 
-    def attend(q, k, v, call, scale):  # type: ignore[no-untyped-def]
+    def attend(q, k, v, **rest):  # type: ignore[no-untyped-def]
         return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[1], len(q)).float()
 
-    def attend_backward(dout, q, k, v, out, lse, call, scale):  # type: ignore[no-untyped-def]
+    def attend_backward(q, k, v, **rest):  # type: ignore[no-untyped-def]
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
-    kernel = PackedKernel(name="meta", attend=attend, attend_backward=attend_backward)
+    build = flash.BUILDS["flash4"]
+    kernel = FlashKernel(name="meta", build=build, attend=attend, attend_backward=attend_backward)
     for case in (SHARED, plain_case([3, 4], heads=2, kv_heads=1, dim=8)):
         prepared = kernel.prepare(case.segments, meta)
         q, k, v, dout = (t.to(meta) for t in inputs(case, torch.bfloat16))
@@ -166,16 +168,13 @@ def test_nothing_waits_for_the_device() -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_the_library_repeats_itself_when_pytorch_is_asked_to(
-    asked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_library_repeats_itself_when_pytorch_is_asked_to(asked: bool) -> None:
     seen = []
     with standin("flash4") as kernel:
-        real = sys.modules["flash_attn.cute.interface"]._flash_attn_bwd
-        monkeypatch.setattr(
-            sys.modules["flash_attn.cute.interface"],
-            "_flash_attn_bwd",
-            lambda **kwargs: (seen.append(kwargs["deterministic"]), real(**kwargs))[1],
+        real = kernel.attend_backward
+        kernel = replace(
+            kernel,
+            attend_backward=lambda **given: (seen.append(given["deterministic"]), real(**given))[1],
         )
         torch.use_deterministic_algorithms(asked)
         try:
@@ -197,10 +196,11 @@ def test_heads_wider_than_any_kernel_are_refused() -> None:
 
 
 def test_an_lse_in_another_layout_is_an_error_and_not_a_wrong_gradient() -> None:
-    def attend(q, k, v, call, scale):  # type: ignore[no-untyped-def]
-        return q, q.new_empty(len(call.cu_q) - 1, q.shape[1], call.max_q).float()
+    def attend(q, cu_seqlens_q, max_seqlen_q, **rest):  # type: ignore[no-untyped-def]
+        return q, q.new_empty(len(cu_seqlens_q) - 1, q.shape[1], max_seqlen_q).float()
 
-    kernel = PackedKernel(name="old", attend=attend, attend_backward=attend)
+    build = flash.BUILDS["flash4"]
+    kernel = FlashKernel(name="old", build=build, attend=attend, attend_backward=attend)
     with pytest.raises(RuntimeError, match=r"old returned an LSE of \(2, 1, 4\)"):
         run(kernel, plain_case([4, 2], heads=1, kv_heads=1, dim=8), torch.float16)
 
@@ -231,7 +231,7 @@ def test_the_best_kernel_whose_library_imports_is_taken(monkeypatch: pytest.Monk
     flash_standins.install_flash2(monkeypatch)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)  # type: ignore[arg-type]
     kernel = kernel_for(CUDA)
-    assert isinstance(kernel, PackedKernel) and kernel.name == "flash2"
+    assert isinstance(kernel, FlashKernel) and kernel.name == "flash2"
 
 
 def test_a_library_too_old_is_passed_over_and_the_error_says_why(
