@@ -3,7 +3,7 @@
     python benchmarks/attention.py
 
 Every set is one torchrun; figures are ratios inside it.  Writes benchmarks/results/DATE-cpu.json
-and the tables of docs/benchmarks.md.
+and the tables of docs/results/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Args:
     """Names of the sets to run; all by default."""
     results: Path = ROOT / "benchmarks" / "results"
     """Folder of the JSON."""
-    page: Path | None = ROOT / "docs" / "benchmarks.md"
+    page: Path | None = ROOT / "docs" / "results" / "benchmarks.md"
     """Page whose tables are replaced."""
 
 
