@@ -21,7 +21,7 @@ import tyro
 from numpy.typing import NDArray
 
 import libra
-from libra.simulate.pools import PoolCurve, pool_curve
+from libra.simulate.pooling import PoolCurve, pool_curve
 from libra.simulate.synthetic import CORPUS_1M, CORPUS_256K, LengthModel, generate_lengths
 
 IntArray = NDArray[np.int64]

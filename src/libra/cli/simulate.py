@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import numpy as np
 import tyro
@@ -36,7 +36,8 @@ from libra.data.lengths import check_count
 from libra.data.packing import LongerCut
 from libra.plan.head_groups import cut_heads
 from libra.simulate.figures import Candidate
-from libra.simulate.study import Study, run_study
+from libra.simulate.results import Study, study_json
+from libra.simulate.study import StudyConfig, run_study
 from libra.simulate.windows import Packing
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
@@ -156,35 +157,39 @@ def run_simulate(options: SimulateOptions, console: Console | None = None) -> in
 
     Raises ValueError for options and files that cannot be used.
     """
-    study = make_study(options)
+    config = make_study(options)
     _check_outputs(options)
     console = console or table_console(_PIPE_COLUMNS)
-    with _readable_twice(study) as corpus, StageProgress(console) as progress:
-        found = run_study(corpus, progress)
-    found["corpus"]["source"] = study.source
-    found = {"created": date.today().isoformat(), "command": _command(options), **found}
-    print_study(found, console)
-    for what, path in _write(options, found):
+    with _readable_twice(config) as readable, StageProgress(console) as progress:
+        study = run_study(readable, progress)
+    study = replace(
+        study,
+        created=date.today().isoformat(),
+        command=_command(options),
+        corpus=replace(study.corpus, source=config.source),
+    )
+    print_study(study, console)
+    for what, path in _write(options, study):
         console.print(f"{what:<8} {path}", highlight=False, markup=False)
     return 0
 
 
 @contextmanager
-def _readable_twice(study: Study) -> Iterator[Study]:
-    """The study, standard input kept in a file for as long."""
-    if study.source != STDIN:
-        yield study
+def _readable_twice(config: StudyConfig) -> Iterator[StudyConfig]:
+    """The study's configuration, with standard input copied to a file for as long as it runs."""
+    if config.source != STDIN:
+        yield config
         return
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "lengths.npy"
         lengths = load_lengths(
-            STDIN, format=study.format, column=study.column, tokenizer=study.tokenizer
+            STDIN, format=config.format, column=config.column, tokenizer=config.tokenizer
         )
         np.save(kept, lengths)
-        yield replace(study, source=str(kept), format=None, column=None, tokenizer=None)
+        yield replace(config, source=str(kept), format=None, column=None, tokenizer=None)
 
 
-def make_study(options: SimulateOptions) -> Study:
+def make_study(options: SimulateOptions) -> StudyConfig:
     """The study that the options ask for.  Raises ValueError."""
     described = _describe(options.cluster)
     if described.cluster is None and options.cluster.lower() not in CLUSTERS:
@@ -220,7 +225,7 @@ def make_study(options: SimulateOptions) -> Study:
     if options.config.placement == "ulysses":
         raise ValueError("placement='ulysses' has no pools to choose; it is compared anyway")
     candidates = _candidates(options, spread, model)
-    return Study(
+    return StudyConfig(
         source=options.lengths,
         model=model,
         cluster=cluster,
@@ -327,38 +332,28 @@ def _check_outputs(options: SimulateOptions) -> None:
             raise ValueError(f"{name} needs {package}: pip install 'libra-attention[report]'")
 
 
-def _write(options: SimulateOptions, found: dict[str, Any]) -> list[tuple[str, Path]]:
+def _write(options: SimulateOptions, study: Study) -> list[tuple[str, Path]]:
     """Write what was asked for; what and where."""
     written = []
+    plain = study_json(study)
     try:
         if options.json is not None:
-            options.json.write_text(json.dumps(_plain(found), indent=1), encoding="utf-8")
+            options.json.write_text(json.dumps(plain, indent=1), encoding="utf-8")
             written.append(("figures", options.json))
         if options.html is not None:
             from libra.simulate.report import write_report
 
-            write_report(found, options.html)
+            write_report(plain, options.html)
             written.append(("report", options.html))
         if options.plots is not None:
             from libra.simulate.plots import write_plots
 
-            write_plots(found, options.plots)
+            write_plots(plain, options.plots)
             written.append(("plots", options.plots))
     except OSError as error:
         what = error.filename or "the results"  # a full disk has no name
         raise ValueError(f"cannot write {what}: {error.strerror}") from error
     return written
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null in their place."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def _command(options: SimulateOptions) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from libra.cost.parallelism import Parallelism
 from libra.cost.pipeline import ScheduleName
 from libra.data.packing import Packs
 from libra.data.pools import deal_pools
 from libra.plan.plan_pool import plan_pool
-from libra.simulate.scaling import fixed_batch, weak
+from libra.simulate.results import MicrobatchTimes, PipelineResult, SchemeResult, WorkerLoads
 from libra.simulate.schemes import (
     SCHEMES,
     SchemeFigures,
@@ -21,11 +23,14 @@ from libra.simulate.schemes import (
     scheme_figures,
 )
 
+FloatArray = NDArray[np.float64]
+
 _SCHEDULES: Final[tuple[ScheduleName, ...]] = ("gpipe", "1f1b", "interleaved")
 _STAGES: Final = (2, 4, 8)
+_BINS: Final = 40
 
 Progress = Callable[[str, int, int | None], None]
-"""Told the stage, what is done of it, and how much there is, if known."""
+"""Called with the stage, how much of it is done, and how much there is, None while unknown."""
 
 
 def compare_schemes(
@@ -47,73 +52,61 @@ def compare_schemes(
     return found
 
 
-def scheme_rows(schemes: dict[str, list[SchemeFigures]], setting: Setting) -> list[dict[str, Any]]:
+def scheme_results(
+    schemes: Mapping[str, Sequence[SchemeFigures]], setting: Setting
+) -> tuple[SchemeResult, ...]:
     """Step times, split: attention that the slowest pool computes, what else it waits for in
     attention, and all that is not attention.
     """
-    layers = setting.parallelism.chunk_layers(setting.model) * setting.parallelism.virtual_stages
-    recomputed = setting.parallelism.recompute == "full"
-    rows: list[dict[str, Any]] = []
+    results: list[SchemeResult] = []
     for key, windows in schemes.items():
-        steps, attention, compute, index = [], [], [], []
-        for figures in windows:
-            spread = setting.parallelism
-            forward = figures.replicas(figures.forward, spread)
-            backward = figures.replicas(figures.backward, spread)
-            busiest = figures.replicas(figures.compute, spread)
-            again = forward if recomputed else 0.0
-            spent = (forward + backward + again).sum(axis=0)
-            slowest = int(spent.argmax())
-            steps.append(figures.step(setting).seconds)
-            attention.append(layers * float(spent[slowest]))
-            share = busiest.sum(axis=0)[slowest] / (forward + backward).sum(axis=0)[slowest]
-            compute.append(attention[-1] * float(share))
-            index.append((forward + backward).max(axis=1))
-        step, spent_mean, computed = np.mean(steps), np.mean(attention), np.mean(compute)
-        rows.append(
-            {
-                "key": key,
-                "label": SCHEMES[key],
-                "step_seconds": float(step),
-                "attention_seconds": float(computed),
-                "exposed_seconds": max(0.0, float(spent_mean - computed)),
-                "other_seconds": float(step - spent_mean),
-                "worst_index": float(np.mean([each.max() for each in index])),
-                "mean_index": float(np.mean([each.mean() for each in index])),
-            }
+        parts = np.array([_step_parts(figures, setting) for figures in windows])
+        step, attention, computed, worst, mean = parts.mean(axis=0).tolist()
+        results.append(
+            SchemeResult(
+                key=key,
+                label=SCHEMES[key],
+                step_seconds=step,
+                attention_seconds=computed,
+                exposed_seconds=max(0.0, attention - computed),
+                other_seconds=step - attention,
+                worst_index=worst,
+                mean_index=mean,
+                speedup=(results[0].step_seconds if results else step) / step,
+            )
         )
-    base = rows[0]["step_seconds"]
-    return [{**row, "speedup": base / row["step_seconds"]} for row in rows]
+    return tuple(results)
 
 
-def scaling_rows(
-    packs: Packs,
-    known: Mapping[str, SchemeFigures],
-    setting: Setting,
-    progress: Progress,
-    *,
-    most: int,
-    seed: int,
-) -> dict[str, Any]:
-    """Throughput against replicas on one window, whose figures at the setting are `known`."""
-    done = 0
+def _step_parts(
+    figures: SchemeFigures, setting: Setting
+) -> tuple[float, float, float, float, float]:
+    """Seconds of one window: its step, the attention of its slowest replica, the part of that
+    which is computed, and one layer's attention at the slowest and at the mean index.
+    """
+    spread = setting.parallelism
+    layers = spread.chunk_layers(setting.model) * spread.virtual_stages
+    forward = figures.replicas(figures.forward, spread)
+    backward = figures.replicas(figures.backward, spread)
+    computed = figures.replicas(figures.compute, spread)
+    once = forward + backward
+    again = forward if spread.recompute == "full" else 0.0
+    spent = (once + again).sum(axis=0)
+    slowest = int(spent.argmax())
+    attention = layers * float(spent[slowest])
+    share = float(computed.sum(axis=0)[slowest] / once.sum(axis=0)[slowest])
+    indices = once.max(axis=1)
+    return (
+        figures.step(setting).seconds,
+        attention,
+        attention * share,
+        float(indices.max()),
+        float(indices.mean()),
+    )
 
-    def step() -> None:
-        nonlocal done
-        done += 1
-        progress("scaling", done, None)
 
-    keys = ("ulysses", "cluster", "libra", "ideal")
-    fixed = fixed_batch(packs, setting, schemes=keys, most=most, known=known, progress=step)
-    growing = weak(packs, setting, alone=known["ulysses"], most=most, progress=step, seed=seed)
-    return {
-        "fixed_batch": [point.as_dict() for point in fixed],
-        "weak": [point.as_dict() for point in growing],
-    }
-
-
-def worker_loads(packs: Packs, setting: Setting) -> dict[str, Any]:
-    """Load of each worker of the first pool, before and after."""
+def worker_loads(packs: Packs, setting: Setting) -> WorkerLoads:
+    """Load of each worker of the first pool of a window, before and after."""
     size, dp = setting.config.pool_size, setting.parallelism.dp
     members = deal_pools(packs.workloads, size, dp // size, order="index")[0]
     plan = plan_pool(
@@ -126,15 +119,18 @@ def worker_loads(packs: Packs, setting: Setting) -> dict[str, Any]:
     mean = max(float(plan.load.mean()), 1.0)
     # Ulysses shares a pack equally in its group.
     groups = plan.home_load.reshape(size, -1).mean(axis=1)
-    return {
-        "title": f"First pool of the first compared window: {plan.workers} workers",
-        "before": (np.repeat(groups, setting.parallelism.cp) / mean).tolist(),
-        "after": (plan.load / mean).tolist(),
-    }
+    before: FloatArray = np.repeat(groups, setting.parallelism.cp) / mean
+    return WorkerLoads(
+        title=f"First pool of the first compared window: {plan.workers} workers",
+        before=tuple(before.tolist()),
+        after=tuple((plan.load / mean).tolist()),
+    )
 
 
-def microbatch_times(schemes: dict[str, list[SchemeFigures]], setting: Setting) -> dict[str, Any]:
-    """How long the attention of a microbatch takes in one layer, both passes."""
+def microbatch_times(
+    schemes: Mapping[str, Sequence[SchemeFigures]], setting: Setting
+) -> MicrobatchTimes:
+    """Histogram of the attention seconds of a microbatch in one layer, both passes."""
     spread = setting.parallelism
     times = {
         key: np.concatenate(
@@ -144,41 +140,54 @@ def microbatch_times(schemes: dict[str, list[SchemeFigures]], setting: Setting) 
         if key in ("ulysses", "libra")
     }
     longest = max(float(each.max()) for each in times.values())
-    edges = np.linspace(0.0, longest * (1 + 1e-9) or 1.0, 41)
-    return {
-        "edges": edges.tolist(),
-        "counts": {key: np.histogram(each, edges)[0].tolist() for key, each in times.items()},
-    }
+    # The last bin includes its upper edge; the room above guards against rounding.
+    edges = np.linspace(0.0, longest * (1 + 1e-9) or 1.0, _BINS + 1)
+    return MicrobatchTimes(
+        edges=tuple(edges.tolist()),
+        counts={key: tuple(np.histogram(each, edges)[0].tolist()) for key, each in times.items()},
+    )
 
 
-def pipeline_rows(
-    schemes: dict[str, list[SchemeFigures]], setting: Setting
-) -> list[dict[str, Any]]:
-    """Bubble shares with as many replicas and ever more stages."""
-    rows = []
+def pipeline_results(
+    schemes: Mapping[str, Sequence[SchemeFigures]], setting: Setting
+) -> tuple[PipelineResult, ...]:
+    """Bubble shares of every schedule at the cluster's stages; without any, at 2, 4 and 8."""
+    stages = _STAGES if setting.parallelism.pp == 1 else (setting.parallelism.pp,)
+    results = []
     for schedule in _SCHEDULES:
-        for stages in _STAGES if setting.parallelism.pp == 1 else (setting.parallelism.pp,):
-            try:
-                spread = replace(
-                    setting.parallelism,
-                    pp=stages,
-                    schedule=schedule,
-                    virtual_stages=2 if schedule == "interleaved" else 1,
-                )
-                spread.chunk_layers(setting.model)
-            except ValueError:
-                continue  # stages that don't divide layers or microbatches
+        for count in stages:
+            spread = _staged(setting, schedule, count)
+            if spread is None:
+                continue
             at = replace(setting, parallelism=spread)
-            rows.append(
-                {
-                    "schedule": schedule,
-                    "stages": stages,
-                    "microbatches": spread.microbatches,
-                    "bubble": {
-                        key: float(np.mean([each.step(at).bubble_share for each in schemes[key]]))
-                        for key in ("ulysses", "libra", "ideal")
-                        if key in schemes
-                    },
-                }
+            bubble = {
+                key: float(np.mean([each.step(at).bubble_share for each in schemes[key]]))
+                for key in ("ulysses", "libra", "ideal")
+                if key in schemes
+            }
+            results.append(
+                PipelineResult(
+                    schedule=schedule,
+                    stages=count,
+                    microbatches=spread.microbatches,
+                    bubble=bubble,
+                )
             )
-    return rows
+    return tuple(results)
+
+
+def _staged(setting: Setting, schedule: ScheduleName, stages: int) -> Parallelism | None:
+    """The setting's parallelism with another schedule; None where the stages don't divide layers or
+    microbatches.
+    """
+    try:
+        spread = replace(
+            setting.parallelism,
+            pp=stages,
+            schedule=schedule,
+            virtual_stages=2 if schedule == "interleaved" else 1,
+        )
+        spread.chunk_layers(setting.model)
+    except ValueError:
+        return None
+    return spread

@@ -1,82 +1,70 @@
-"""Which candidate to take: the least predicted step that fits the memory, and who trails it."""
+"""Which candidate to take: the least predicted step that fits the memory, and which ones trail."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from libra.config import PoolConfig
-from libra.simulate.figures import Candidate
-from libra.simulate.sample import Estimate
+from libra.simulate.results import CandidateResult, Recommendation, SchemeResult, Trailing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a candidate costs."""
+def rank_candidates(candidates: Sequence[CandidateResult]) -> list[int]:
+    """Indices of the candidates, best first, those that fit before those that don't.
 
-    candidate: Candidate
-    step_seconds: Estimate
-    tokens_per_second: float
-    exposed_share: float
-    """Attention time that the busiest worker of a pool does not compute, over all of it."""
-    memory_bytes: float
-    """Of a rank, at the worst moment of the worst window."""
-    fits: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
-    """The verdicts, best first, those that fit before those that don't."""
-
-    ranked: tuple[int, ...]
-    """Indices of the verdicts."""
-    behind: tuple[float, ...]
-    """How much longer than the best each one's step takes, 0.01 for 1%."""
-    line: str | None
-    """The `PoolConfig(...)` of the best that fits; None where none does."""
-    text: str
-    """One sentence."""
-
-
-def recommend(verdicts: Sequence[Verdict], config: PoolConfig, cap: float) -> Recommendation:
-    """Rank `verdicts`.  `config` has the settings that candidates don't; `cap` is in bytes.
-
-    Of steps that differ by less than 0.5% the smaller pool comes first: it needs the fewer
-    connections and its members wait for fewer others.
+    Of steps that differ by less than 0.5% from the shortest, the smallest pool comes first: it
+    needs the fewest connections, and its members wait for the fewest others.
     """
-    fitting = [i for i, each in enumerate(verdicts) if each.fits]
-    others = [i for i, each in enumerate(verdicts) if not each.fits]
 
     def step(i: int) -> float:
-        return verdicts[i].step_seconds.mean
+        return candidates[i].step_seconds
 
-    fitting.sort(key=step)
-    others.sort(key=step)
+    fitting = sorted((i for i, each in enumerate(candidates) if each.fits), key=step)
+    others = sorted((i for i, each in enumerate(candidates) if not each.fits), key=step)
     if fitting:
         near = [i for i in fitting if step(i) <= 1.005 * step(fitting[0])]
-        best = min(near, key=lambda i: (verdicts[i].candidate.pool_size, step(i)))
+        best = min(near, key=lambda i: (candidates[i].pool_size, step(i)))
         fitting.remove(best)
         fitting.insert(0, best)
-    ranked = (*fitting, *others)
-    first = step(ranked[0])
-    behind = tuple(step(i) / first - 1 for i in ranked)
-    if not fitting:
-        least = min(each.memory_bytes for each in verdicts)
+    return fitting + others
+
+
+def recommend(
+    candidates: Sequence[CandidateResult],
+    ranked: Sequence[int],
+    schemes: Sequence[SchemeResult],
+    *,
+    config: PoolConfig,
+    cap: float,
+) -> Recommendation:
+    """Recommend the first of `ranked`, as from `rank_candidates`, unless none fits.
+
+    `config` has the settings that candidates share; `cap` is the memory of a GPU in bytes.
+    `schemes` are compared with that candidate as Libra's configuration.
+    """
+    best = candidates[ranked[0]]
+    behind = [candidates[i].step_seconds / best.step_seconds - 1 for i in ranked]
+    if best.fits:
         text = (
-            f"No candidate fits {cap / 1e9:.1f} GB: the smallest needs {least / 1e9:.1f} GB a GPU. "
+            f"Take {best.name}: a step of {best.step_seconds:.2f} s, "
+            f"{best.tokens_per_second:,.0f} tokens/s"
+        )
+        if sum(each.fits for each in candidates) > 1:
+            text += f"; next is {candidates[ranked[1]].name}, {_trail(behind[1])}"
+        text += "."
+    else:
+        least = min(each.memory_gigabytes for each in candidates)
+        text = (
+            f"No candidate fits {cap / 1e9:.1f} GB: the smallest needs {least:.1f} GB a GPU. "
             "Shard more (tp, pp, cp, dp), or recompute activations."
         )
-        return Recommendation(ranked=ranked, behind=behind, line=None, text=text)
-    best = ranked[0]
-    won = verdicts[best]
-    text = (
-        f"Take {won.candidate}: a step of {won.step_seconds.mean:.2f} s, "
-        f"{won.tokens_per_second:,.0f} tokens/s"
-    )
-    if len(fitting) > 1:
-        text += f"; next is {verdicts[ranked[1]].candidate}, {_trail(behind[1])}"
     return Recommendation(
-        ranked=ranked, behind=behind, line=config_line(won.candidate, config), text=text + "."
+        candidate=ranked[0] if best.fits else None,
+        line=config_line(best, config) if best.fits else None,
+        text=text + _faster_scheme(schemes),
+        trailing=tuple(
+            Trailing(candidate=i, behind=each)
+            for i, each in zip(ranked[1:], behind[1:], strict=True)
+        ),
     )
 
 
@@ -86,8 +74,22 @@ def _trail(behind: float) -> str:
     return f"{behind:.1%} slower"
 
 
-def config_line(candidate: Candidate, config: PoolConfig) -> str:
-    """The line to paste: the candidate, and settings other than the defaults."""
+def _faster_scheme(schemes: Sequence[SchemeResult]) -> str:
+    """A sentence about the scheme outside Libra that beats it by more than 0.5%, else nothing."""
+    results = {each.key: each for each in schemes}
+    libra = results.get("libra")
+    others = [results[key] for key in ("ulysses", "wlb", "cluster") if key in results]
+    if libra is None or not others:
+        return ""
+    fastest = min(others, key=lambda each: each.step_seconds)
+    if fastest.step_seconds >= 0.995 * libra.step_seconds:
+        return ""
+    ahead = libra.step_seconds / fastest.step_seconds - 1
+    return f" In the compared windows {fastest.label} is {ahead:.1%} faster than Libra."
+
+
+def config_line(candidate: CandidateResult, config: PoolConfig) -> str:
+    """The line to paste: the candidate, and the settings of `config` that are not the defaults."""
     default = PoolConfig()
     chosen = config.replace(
         pool_size=candidate.pool_size,

@@ -8,8 +8,9 @@ less and less.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from itertools import count
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from libra.cost.parallelism import Parallelism
 from libra.data.packing import Packs
 from libra.plan.geometry import spread
+from libra.simulate.results import ScalePoint, Scaling
 from libra.simulate.schemes import (
     SCHEMES,
     SchemeFigures,
@@ -32,24 +34,45 @@ _NO_POOLS: Final = ("ulysses", "wlb", "ideal")
 """Schemes whose figures don't depend on the number of replicas."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalePoint:
-    """Predicted throughput at one number of replicas."""
+_COMPARED: Final = ("ulysses", "cluster", "libra", "ideal")
+"""Schemes whose throughput is predicted for every number of replicas of a fixed batch."""
 
-    dp: int
-    gpus: int
-    tokens_per_second: dict[str, float]
-    """Of every scheme; a scheme that cannot be planned at this size is missing."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, with the efficiency: throughput over the ideal one."""
-        ideal = self.tokens_per_second["ideal"]
-        return {
-            "dp": self.dp,
-            "gpus": self.gpus,
-            "tokens_per_second": self.tokens_per_second,
-            "efficiency": {key: rate / ideal for key, rate in self.tokens_per_second.items()},
-        }
+def scale_replicas(
+    packs: Packs,
+    known: Mapping[str, SchemeFigures],
+    setting: Setting,
+    progress: Callable[[str, int, int | None], None],
+    *,
+    most: int,
+    seed: int,
+) -> Scaling:
+    """Throughput against replicas on one window of GBS packs.
+
+    `known` are the figures of schemes at the setting's own number of replicas, Ulysses' among them.
+    """
+    steps = count(1)
+
+    def step() -> None:
+        progress("scaling", next(steps), None)
+
+    return Scaling(
+        fixed_batch=tuple(
+            fixed_batch(packs, setting, schemes=_COMPARED, most=most, known=known, progress=step)
+        ),
+        weak=tuple(
+            weak(packs, setting, alone=known["ulysses"], most=most, progress=step, seed=seed)
+        ),
+    )
+
+
+def _point(shape: Parallelism, rates: Mapping[str, float]) -> ScalePoint:
+    return ScalePoint(
+        dp=shape.dp,
+        gpus=shape.ranks,
+        tokens_per_second=rates,
+        efficiency={key: rate / rates["ideal"] for key, rate in rates.items()},
+    )
 
 
 def fixed_batch(
@@ -87,7 +110,7 @@ def fixed_batch(
             found = table[key]
             if found is not None:
                 rates[scheme] = found.step(at).tokens_per_second
-        points.append(ScalePoint(dp=dp, gpus=shape.ranks, tokens_per_second=rates))
+        points.append(_point(shape, rates))
     return points
 
 
@@ -133,7 +156,7 @@ def weak(
             rates["libra"] = libra.step(at).tokens_per_second
         if progress is not None:
             progress()
-        points.append(ScalePoint(dp=dp, gpus=shape.ranks, tokens_per_second=rates))
+        points.append(_point(shape, rates))
     return points
 
 

@@ -1,9 +1,9 @@
 """A study of a corpus on a cluster: what skew costs, what Libra wins, which configuration to take.
 
-    lengths ──> windows ──> imbalance against P ─────────────────────────┐
-                   │                                                     ├──> one dict, for JSON,
-                   └──> replay of every candidate ──> recommendation ──> │    tables and the report
-                                                         └──> schemes, scaling, pipelines ──┘
+    lengths ──> windows ──> imbalance against P ────────────────────────────┐
+                   │                                                        ├──> Study, for JSON,
+                   └──> replay of every candidate ──> best of them ─────────┤    tables and report
+                                                        └──> schemes, scaling, pipelines
 
 The corpus is read twice, and never held whole: once for its workloads, once for the windows to
 replay.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,36 +31,28 @@ from libra.simulate.compare import (
     Progress,
     compare_schemes,
     microbatch_times,
-    pipeline_rows,
-    scaling_rows,
-    scheme_rows,
+    pipeline_results,
+    scheme_results,
     worker_loads,
 )
 from libra.simulate.figures import Candidate, CandidateFigures
-from libra.simulate.recommend import Verdict, recommend
+from libra.simulate.pooling import pooling_points
+from libra.simulate.recommend import rank_candidates, recommend
 from libra.simulate.replay import replay
+from libra.simulate.results import CandidateResult, Settings, Study
 from libra.simulate.sample import WindowSample, estimate, sample_windows
+from libra.simulate.scaling import scale_replicas
 from libra.simulate.schemes import SchemeFigures, Setting
-from libra.simulate.sections import (
-    candidate_row,
-    describe_advice,
-    describe_corpus,
-    describe_packs,
-    describe_settings,
-    find_warnings,
-    pooling_rows,
-)
+from libra.simulate.survey import find_warnings, summarise_corpus, summarise_packs
 from libra.simulate.windows import CorpusCounts, Packing, WindowReader
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-VERSION: Final = 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """What to find out."""
+class StudyConfig:
+    """The question: a corpus, a cluster, and the candidates to compare."""
 
     source: str
     """A corpus as `read_lengths` takes it."""
@@ -114,70 +105,85 @@ class Study:
         )
 
 
-def run_study(study: Study, progress: Progress) -> dict[str, Any]:
-    """All of it, as plain numbers and lists.
+def run_study(config: StudyConfig, progress: Progress) -> Study:
+    """Read the corpus, replay the candidates, compare the schemes, recommend a candidate.
 
     Raises ValueError for what `read_lengths`, `WindowReader`, `replay` and the cost model refuse.
     """
-    counts, workloads = _survey(study, progress)
-    sample = _sample(study, workloads)
+    # Step 1: read the whole corpus for its counts and the workload of every pack.
+    counts, workloads = _survey(config, progress)
+
+    # Step 2: replay every candidate on a sample of the windows; keep the few windows to compare in.
+    sample = _sample(config, workloads)
     compared: list[Packs] = []
-    windows = _keeping(_reader(study), _compared_windows(study, sample), compared)
-    figures = _replay(study, sample, windows, progress)
-    verdicts = [_verdict(study, each, sample) for each in figures]
-    advice = recommend(verdicts, study.config, study.cap)
-    setting = study.setting(verdicts[advice.ranked[0]].candidate)
+    windows = _keeping(_reader(config), _compared_windows(config, sample), compared)
+    figures = _replay(config, sample, windows, progress)
+    candidates = tuple(_candidate_result(config, each, sample) for each in figures)
+
+    # Step 3: compare the schemes, with the best candidate as Libra's configuration.
+    ranked = rank_candidates(candidates)
+    setting = config.setting(figures[ranked[0]].candidate)
     schemes = compare_schemes(compared, setting, progress)
-    rows = scheme_rows(schemes, setting)
-    return {
-        "version": VERSION,
-        "corpus": describe_corpus(study, counts, len(workloads), len(sample.windows)),
-        "settings": describe_settings(study),
-        "packs": describe_packs(workloads, counts, study.parallelism.tokens),
-        "pooling": pooling_rows(workloads, seed=study.seed),
-        "candidates": [
-            candidate_row(verdict, each) for verdict, each in zip(verdicts, figures, strict=True)
-        ],
-        "recommendation": describe_advice(advice, rows),
-        "schemes": rows,
-        "scaling": scaling_rows(
-            compared[0],
-            {key: found[0] for key, found in schemes.items()},
-            setting,
-            progress,
-            most=study.scale_to,
-            seed=study.seed,
-        ),
-        "workers": worker_loads(compared[0], setting),
-        "microbatches": microbatch_times(schemes, setting),
-        "pipeline": pipeline_rows(schemes, setting),
-        "warnings": find_warnings(study, counts, workloads, setting),
-    }
+    results = scheme_results(schemes, setting)
+    first = {key: windows[0] for key, windows in schemes.items()}
+    scaling = scale_replicas(
+        compared[0], first, setting, progress, most=config.scale_to, seed=config.seed
+    )
+    return Study(
+        corpus=summarise_corpus(config.source, counts, replayed=len(sample.windows)),
+        settings=_settings(config),
+        packs=summarise_packs(workloads, counts, config.parallelism.tokens),
+        pooling=pooling_points(workloads, seed=config.seed),
+        candidates=candidates,
+        recommendation=recommend(candidates, ranked, results, config=config.config, cap=config.cap),
+        schemes=results,
+        scaling=scaling,
+        workers=worker_loads(compared[0], setting),
+        microbatches=microbatch_times(schemes, setting),
+        pipeline=pipeline_results(schemes, setting),
+        warnings=find_warnings(counts, workloads, setting),
+    )
 
 
-def _reader(study: Study) -> WindowReader:
+def _settings(config: StudyConfig) -> Settings:
+    return Settings(
+        model=config.model,
+        parameters=config.model.parameters,
+        cluster=config.cluster,
+        parallelism=config.parallelism,
+        packing=config.packing,
+        longer=config.longer,
+        placement=config.config.placement,
+        chunks=config.config.chunks,
+        tolerance=config.config.tolerance,
+        memory_cap_bytes=config.cap,
+        kernel_table=config.table.source,
+    )
+
+
+def _reader(config: StudyConfig) -> WindowReader:
     return WindowReader(
-        _chunks(study),
-        tokens=study.parallelism.tokens,
-        packs=study.parallelism.global_batch,
-        packing=study.packing,
-        longer=study.longer,
-        buffer=study.buffer,
+        _chunks(config),
+        tokens=config.parallelism.tokens,
+        packs=config.parallelism.global_batch,
+        packing=config.packing,
+        longer=config.longer,
+        buffer=config.buffer,
     )
 
 
-def _chunks(study: Study) -> Iterable[IntArray]:
+def _chunks(config: StudyConfig) -> Iterable[IntArray]:
     return read_lengths(
-        study.source, format=study.format, column=study.column, tokenizer=study.tokenizer
+        config.source, format=config.format, column=config.column, tokenizer=config.tokenizer
     )
 
 
-def _survey(study: Study, progress: Progress) -> tuple[CorpusCounts, FloatArray]:
+def _survey(config: StudyConfig, progress: Progress) -> tuple[CorpusCounts, FloatArray]:
     """Read the whole corpus: its counts, and the packs' workloads of every window, [windows, GBS].
 
     In float64, exact below 2^53: enough for statistics.
     """
-    reader = _reader(study)
+    reader = _reader(config)
     rows = []
     for packs in reader:
         rows.append(packs.workloads.astype(np.float64))
@@ -185,17 +191,17 @@ def _survey(study: Study, progress: Progress) -> tuple[CorpusCounts, FloatArray]
     return reader.counts, np.array(rows)
 
 
-def _sample(study: Study, workloads: FloatArray) -> WindowSample:
+def _sample(config: StudyConfig, workloads: FloatArray) -> WindowSample:
     """Windows to replay, in strata by how much their heaviest pack outweighs the mean."""
     skew = workloads.max(axis=1) / np.maximum(workloads.mean(axis=1), 1.0)
-    wanted = len(workloads) if study.windows is None else study.windows
-    return sample_windows(skew, wanted, seed=study.seed)
+    wanted = len(workloads) if config.windows is None else config.windows
+    return sample_windows(skew, wanted, seed=config.seed)
 
 
-def _compared_windows(study: Study, sample: WindowSample) -> IntArray:
+def _compared_windows(config: StudyConfig, sample: WindowSample) -> IntArray:
     """Numbers of the windows in which schemes are compared, spread over those that are replayed."""
     last = len(sample.windows) - 1
-    count = min(study.compared_windows, len(sample.windows))
+    count = min(config.compared_windows, len(sample.windows))
     chosen: IntArray = sample.windows[np.linspace(0, last, count).round().astype(int)]
     return chosen
 
@@ -211,26 +217,30 @@ def _keeping(windows: Iterable[Packs], wanted: IntArray, kept: list[Packs]) -> I
 
 
 def _replay(
-    study: Study, sample: WindowSample, windows: Iterable[Packs], progress: Progress
+    config: StudyConfig, sample: WindowSample, windows: Iterable[Packs], progress: Progress
 ) -> list[CandidateFigures]:
-    parallelism = study.parallelism
+    parallelism = config.parallelism
     return replay(
         windows,
-        study.candidates,
+        config.candidates,
         cp_size=parallelism.cp,
-        heads=study.model.heads(tp=parallelism.tp),
-        config=study.config,
+        heads=config.model.heads(tp=parallelism.tp),
+        config=config.config,
         dp_size=parallelism.dp,
         sample=sample,
-        measure=study.time,
-        workers=study.workers,
-        journal=study.journal,
+        measure=config.time,
+        workers=config.workers,
+        journal=config.journal,
         progress=lambda done, total: progress("replaying candidates", done, total),
     )
 
 
-def _verdict(study: Study, figures: CandidateFigures, sample: WindowSample) -> Verdict:
-    setting = study.setting(figures.candidate)
+def _candidate_result(
+    config: StudyConfig, figures: CandidateFigures, sample: WindowSample
+) -> CandidateResult:
+    """Means and worst values of a candidate's figures, and the step and memory they make."""
+    setting = config.setting(figures.candidate)
+    spread = config.parallelism
     steps, exposed = [], []
     for window in figures.windows:
         pools = window.pools
@@ -245,17 +255,32 @@ def _verdict(study: Study, figures: CandidateFigures, sample: WindowSample) -> V
         spent = found.forward.sum() + found.backward.sum()
         exposed.append(1 - found.compute.sum() / spent if spent else 0.0)
     step = estimate(np.array(steps), sample)
-    memory = rank_memory(
-        study.model,
-        study.parallelism,
-        fetched=figures["kept_bytes"].most,
-        workspace=figures["workspace_bytes"].most,
-    ).total
-    return Verdict(
-        candidate=figures.candidate,
-        step_seconds=step,
-        tokens_per_second=study.parallelism.global_batch * study.parallelism.tokens / step.mean,
+    kept, workspace = figures["kept_bytes"].most, figures["workspace_bytes"].most
+    memory = rank_memory(config.model, spread, fetched=kept, workspace=workspace).total
+    fits = memory <= config.cap
+    giga = 1e9
+    return CandidateResult(
+        pool_size=figures.candidate.pool_size,
+        block_size=figures.candidate.block_size,
+        head_shards=figures.candidate.head_shards,
+        before=figures["pools_before"].mean,
+        after=figures["pools_after"].mean,
+        intra_mean=figures["workers_after"].mean,
+        intra_worst=figures["workers_after"].most,
+        gigabytes=figures["moved_bytes"].mean / giga,
+        between_nodes_gigabytes=figures["across_bytes"].mean / giga,
+        sent_worst_gigabytes=figures["worst_sent"].most / giga,
+        received_worst_gigabytes=figures["worst_received"].most / giga,
+        extra_memory_gigabytes=(kept + workspace) / giga,
+        tiles=figures["tiles"].mean,
+        plan_milliseconds=figures["planning_seconds"].mean * 1e3,
+        step_seconds=step.mean,
+        step_low=step.low,
+        step_high=step.high,
+        tokens_per_second=spread.global_batch * spread.tokens / step.mean,
         exposed_share=float(np.mean(exposed)),
-        memory_bytes=memory,
-        fits=memory <= study.cap,
+        memory_gigabytes=memory / giga,
+        fits=fits,
+        problem=None if fits else "needs more memory than a GPU has",
+        estimates=figures.estimates,
     )

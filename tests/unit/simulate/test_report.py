@@ -129,7 +129,7 @@ def test_candidates_are_sortable_by_number_and_the_best_is_marked(root: Element)
     assert len(rows) == len(simulation_example()["candidates"])
     (best,) = table.all("tr", class_="best")
     assert best is rows[6] and best.children[-1].text == "recommended"
-    assert rows[-1].children[-1].text == "over the cap"
+    assert rows[-1].children[-1].text == "needs more memory than a GPU has"
     step = simulation_example()["candidates"][6]["step_seconds"]
     assert float(best.children[3].attributes["data-v"]) == step
 
@@ -138,7 +138,7 @@ def test_warnings_and_settings_are_shown(root: Element) -> None:
     warned = [e.text for e in the(root, "section", class_="warn").all("li")]
     assert warned == simulation_example()["warnings"]
     settings_text = the(root, "section", id="settings").text
-    for said in ("qwen3-30b-a3b", "H100", "surplus", "262,144 (256K)", "libra simulate lengths"):
+    for said in ("Qwen3-30B-A3B", "H100", "surplus", "262,144 (256K)", "libra simulate lengths"):
         assert said in settings_text
 
 

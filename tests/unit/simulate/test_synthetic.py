@@ -20,7 +20,7 @@ from benchmarks.synthetic import (
     window_best_fit,
     windows_of,
 )
-from libra.simulate.pools import PoolCurve, pool_curve
+from libra.simulate.pooling import PoolCurve, pool_curve
 from libra.simulate.synthetic import CORPUS_1M, CORPUS_256K, LengthModel, generate_lengths
 
 MIX = Path(__file__).parents[2] / "data" / "lengths-mix.npy"

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from libra.simulate.theory import expected_imbalance, random_grouping, variation
+from libra.simulate.pooling import expected_imbalance, random_grouping, variation
 
 
 def test_the_formula_is_the_papers() -> None:

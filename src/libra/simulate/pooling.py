@@ -1,0 +1,202 @@
+"""How alike the pools of a window are, against the pool size P: no plans, workloads alone.
+
+All figures are imbalances *between pools*: the heaviest pool's workload over the mean pool's, minus
+1.  Larger pools balance by the law of large numbers, which is here as a formula
+(`expected_imbalance`) and by drawing (`random_grouping`); `pool_curve` says how much better VRSP
+and its refinement are on the same packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from libra.data.lengths import check_count
+from libra.data.refinement import bound, refine_pools
+from libra.data.vrsp import check_pool_size, check_workloads, imbalance, place_packs, pool_loads
+from libra.simulate.results import PoolingPoint
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+_CURVE_WINDOWS: Final = 500
+"""Most windows that `pooling_points` groups, spread over the corpus."""
+_BOUND_WINDOWS: Final = 50
+"""Most of those for which the bound is computed, which takes longest."""
+
+
+def pooling_points(workloads: FloatArray, *, seed: int) -> tuple[PoolingPoint, ...]:
+    """Imbalance between pools for every power of two that divides GBS and is less than it.
+
+    `workloads` [windows, GBS] are the packs' of every window of the corpus.
+    """
+    batch = workloads.shape[1]
+    sizes = [1 << i for i in range(batch.bit_length()) if batch % (1 << i) == 0]
+    sizes = [size for size in sizes if size < batch]
+    if not sizes:
+        return ()
+    chosen = np.linspace(0, len(workloads) - 1, _CURVE_WINDOWS).round().astype(int)
+    windows = workloads[np.unique(chosen)]
+    curve = pool_curve([window.astype(np.int64) for window in windows], sizes)
+    packs = workloads.ravel()
+    drawn = random_grouping(packs, packs=batch, pool_sizes=sizes, draws=400, seed=seed)
+    theory = expected_imbalance(variation(packs), batch, sizes)
+    return tuple(
+        PoolingPoint(
+            pool_size=size,
+            before=float(curve.before[:, i].mean()),
+            after_greedy=float(curve.placed[:, i].mean()),
+            after=float(curve.refined[:, i].mean()),
+            random=float(drawn.imbalance[i]),
+            theory=float(theory[i]),
+            bound=_mean_bound(windows[:_BOUND_WINDOWS], size),
+        )
+        for i, size in enumerate(sizes)
+    )
+
+
+def _mean_bound(windows: FloatArray, size: int) -> float:
+    """Least imbalance that pools of `size` could reach, mean over the windows [windows, GBS]."""
+    least = [bound(window, size) / max(window.mean() * size, 1.0) - 1 for window in windows]
+    return float(np.mean(least))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolCurve:
+    """Imbalance between the pools of each window, max / mean - 1 of their workloads."""
+
+    pool_sizes: IntArray
+    """P, [sizes]."""
+    before: FloatArray
+    """Packs grouped in sampler order, [windows, sizes]."""
+    placed: FloatArray
+    """Grouped by VRSP, as the paper does, [windows, sizes]."""
+    refined: FloatArray
+    """Grouped by VRSP and refined by swaps, as the sampler does, [windows, sizes]."""
+    heaviest: FloatArray
+    """Heaviest pack over the mean pack, [windows]: a pool smaller than that can't be balanced."""
+
+    def __len__(self) -> int:
+        return len(self.heaviest)
+
+
+def pool_curve(windows: Iterable[NDArray[np.int64]], pool_sizes: Sequence[int]) -> PoolCurve:
+    """Group every window into pools of each size; `windows` gives workloads, int64 [GBS] each.
+
+    Raises ValueError for no window, bad workloads and pool sizes that don't divide GBS.
+    """
+    rows, heaviest = [], []
+    for weights in windows:
+        checked = check_workloads(weights)
+        mean = float(checked.mean())
+        heaviest.append(float(checked.max()) / mean if mean else 1.0)
+        rows.append([_imbalances(checked, size) for size in pool_sizes])
+    if not rows:
+        raise ValueError("there is no window: the corpus is smaller than one global batch")
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(pool_sizes), 3)
+    return PoolCurve(
+        pool_sizes=np.array(pool_sizes, dtype=np.int64),
+        before=table[:, :, 0],
+        placed=table[:, :, 1],
+        refined=table[:, :, 2],
+        heaviest=np.array(heaviest),
+    )
+
+
+def _imbalances(weights: NDArray[np.int64] | FloatArray, size: int) -> tuple[float, float, float]:
+    pools = check_pool_size(len(weights), size)
+    before = imbalance(weights.reshape(pools, size).sum(axis=1))
+    placed = place_packs(weights, size)
+    refined = refine_pools(weights, placed)
+    return before, imbalance(pool_loads(weights, placed)), imbalance(pool_loads(weights, refined))
+
+
+def expected_imbalance(variation: ArrayLike, packs: ArrayLike, pool_size: ArrayLike) -> FloatArray:
+    """E[R] - 1 of D = `packs` grouped at random into D / P pools: CV / sqrt(P) * sqrt(2 ln(D / P)).
+
+    `variation` is the CV (standard deviation over mean) of pack workloads.  Arguments broadcast; 0
+    where one pool holds all.  The formula takes pools as normal and many, so it lies above what a
+    few pools show and says nothing of a single outlier.
+
+    Raises ValueError for a negative or infinite CV, and for P that is not in [1, D].
+    """
+    cv = np.asarray(variation, dtype=np.float64)
+    window = np.asarray(packs, dtype=np.float64)
+    size = np.asarray(pool_size, dtype=np.float64)
+    if not (np.isfinite(cv) & (cv >= 0)).all():
+        raise ValueError(f"variation is {variation!r}; a CV must be finite and >= 0")
+    if not ((size >= 1) & (size <= window)).all():
+        raise ValueError(f"pool_size is {pool_size!r}; it must lie in [1, packs={packs!r}]")
+    expected: FloatArray = cv / np.sqrt(size) * np.sqrt(2.0 * np.log(window / size))
+    return expected
+
+
+def variation(workloads: ArrayLike) -> float:
+    """CV of pack workloads, standard deviation over mean; 0 where all are zero."""
+    weights = np.asarray(check_workloads(workloads), dtype=np.float64)
+    mean = float(weights.mean())
+    return float(weights.std()) / mean if mean else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RandomGrouping:
+    """Imbalance between pools of packs grouped at random, for each pool size."""
+
+    pool_sizes: IntArray
+    """P, [sizes]."""
+    imbalance: FloatArray
+    """Mean over the draws, [sizes]."""
+    error: FloatArray
+    """Standard error of that mean, [sizes]."""
+    low: FloatArray
+    """5th percentile of the draws, [sizes]."""
+    high: FloatArray
+    """95th percentile of the draws, [sizes]."""
+
+
+def random_grouping(
+    workloads: ArrayLike,
+    *,
+    packs: int,
+    pool_sizes: ArrayLike,
+    draws: int = 1000,
+    seed: int = 0,
+) -> RandomGrouping:
+    """Draw `draws` windows of `packs` packs from `workloads` [corpus] and group each in its order.
+
+    A window holds no pack twice.  All pool sizes group the same windows.  Same seed, same figures.
+
+    Raises ValueError for workloads that are negative or not finite, a corpus of fewer than `packs`
+    packs, and pool sizes that don't divide `packs`.
+    """
+    weights = np.asarray(check_workloads(workloads), dtype=np.float64)
+    check_count("packs", packs)
+    check_count("draws", draws)
+    check_count("seed", seed, least=0)
+    sizes = np.atleast_1d(np.asarray(pool_sizes, dtype=np.int64))
+    if len(weights) < packs:
+        raise ValueError(f"the corpus has {len(weights)} packs, less than one window of {packs}")
+    wrong = [size for size in sizes.tolist() if size < 1 or packs % size]
+    if wrong:
+        raise ValueError(f"pool_sizes holds {wrong[0]}, which does not divide packs={packs}")
+    found = np.empty((len(sizes), draws))
+    source = np.random.default_rng(seed)
+    per_shuffle = len(weights) // packs
+    for start in range(0, draws, per_shuffle):
+        count = min(per_shuffle, draws - start)
+        windows = source.permutation(weights)[: count * packs].reshape(count, packs)
+        mean = windows.mean(axis=1)
+        for i, size in enumerate(sizes.tolist()):
+            heaviest = windows.reshape(count, -1, size).mean(axis=2).max(axis=1)
+            # a window of padding only is balanced
+            ratio = np.divide(heaviest, mean, out=np.ones(count), where=mean > 0)
+            found[i, start : start + count] = ratio - 1.0
+    error = found.std(axis=1, ddof=1) / np.sqrt(draws) if draws > 1 else np.zeros(len(sizes))
+    low, high = np.percentile(found, [5, 95], axis=1)
+    return RandomGrouping(
+        pool_sizes=sizes, imbalance=found.mean(axis=1), error=error, low=low, high=high
+    )
