@@ -25,8 +25,9 @@ import libra
 from libra.cost import CLUSTERS, MODELS, Model, Parallelism, published_table
 from libra.cost.attention_time import AttentionTime
 from libra.data.packing import Packs, pack_best_fit
+from libra.simulate.predict import SchemeFigures, Setting, scheme_figures
 from libra.simulate.scaling import select_packs
-from libra.simulate.schemes import SCHEMES, SchemeFigures, Setting, scheme_figures
+from libra.simulate.schemes import PREDICTED, SCHEMES
 from libra.simulate.synthetic import CORPUS_1M, CORPUS_256K, LengthModel, generate_lengths
 
 BUFFER = 128
@@ -171,14 +172,14 @@ def attention(experiment: Experiment, windows: Sequence[Packs], args: Args) -> l
     )
     ulysses = _straggler(windows, base, "ulysses")
     assert ulysses is not None
-    for scheme in SCHEMES:
+    for scheme in PREDICTED:
         settings = configurations(experiment) if scheme in _PLACED else {"": base.config}
         for name, config in settings.items():
             times = _straggler(windows, replace(base, config=config), scheme)
             if times is None:
                 continue
             row = {
-                "scheme": SCHEMES[scheme],
+                "scheme": SCHEMES[scheme].label,
                 "settings": name,
                 "worst": float(ulysses[0].max() / times[0].max()),
                 "mean": float(ulysses[0].sum() / times[0].sum()),

@@ -1,30 +1,40 @@
 """WLB-LLM style training: the samples of an optimizer step packed again by cost, then Ulysses.
 
-A window of GBS packs keeps its samples; they are dealt to GBS packs of unequal tokens and like cost
-(`libra.simulate.wlb`, the same function that the simulator replays), one a replica and step, and
-each runs under `PoolConfig(pool_size=1, placement="ulysses", chunks=1)`.  Nothing is deferred to a
-later step.  `libra.baselines.wlb_sampler` feeds a training loop.  After "WLB-LLM: Workload-Balanced
-4D Parallelism for Large Language Model Training".
+A window of GBS packs keeps its samples.  They are assigned to as many packs again, longest first,
+each to the pack that costs least so far and has room for it, so packs have unequal tokens and
+similar cost.  A pack may hold more than L tokens, up to a limit that memory sets.  Nothing is
+deferred to a later step, so a sample that outweighs a pack stays an outlier.  Each pack then runs
+under `PoolConfig(pool_size=1, placement="ulysses", chunks=1)`, one a replica and step.
+
+`libra.baselines.wlb_sampler` feeds a training loop; the simulator replays the same function.  After
+"WLB-LLM: Workload-Balanced 4D Parallelism for Large Language Model Training".
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.simulate.wlb import deal_by_cost
+from libra.data.lengths import check_count, check_lengths
 
 IntArray = NDArray[np.int64]
+
+MOST_TOKENS: Final = 1.5
+"""Most tokens of a pack over L, unless another limit is given.  An assumption: the memory that is
+left next to packs of L tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WlbConfig:
     """How packs are made."""
 
-    most_tokens: float = 1.5
-    """Most tokens of a pack, over L: what memory leaves beside packs of L tokens."""
+    most_tokens: float = MOST_TOKENS
+    """Most tokens of a pack, over L."""
 
     linear_tokens: float = 0.0
     """A token's linear layers cost as much as this many keys; 0 balances attention alone."""
@@ -37,7 +47,52 @@ class WlbConfig:
 
 
 def repack_by_cost(lengths: IntArray, packs: int, tokens: int, config: WlbConfig) -> list[IntArray]:
-    """Which of a window's fragments each of `packs` packs holds; L is `tokens`."""
-    return deal_by_cost(
+    """Indices of a window's fragments that each of `packs` packs holds; L is `tokens`.
+
+    Raises ValueError as `pack_by_cost` does.
+    """
+    return pack_by_cost(
         lengths, packs, int(config.most_tokens * tokens), linear_tokens=config.linear_tokens
     )
+
+
+def pack_by_cost(
+    lengths: IntArray, packs: int, most_tokens: int, *, linear_tokens: float
+) -> list[IntArray]:
+    """Indices into `lengths` that each of `packs` packs holds, longest first.
+
+    A sample of l tokens costs l^2 + `linear_tokens` * l: a token's linear layers cost as much as
+    that many keys.  Deterministic; O(samples log packs).
+
+    Raises ValueError where a sample has more than `most_tokens` tokens, or where the samples do not
+    fit, which first-fit by cost finds when packs are nearly full: raise `most_tokens`.
+    """
+    check_count("packs", packs)
+    check_count("most_tokens", most_tokens)
+    checked = check_lengths(lengths)
+    order = np.argsort(-checked, kind="stable")
+    ranked = checked[order].tolist()
+    if ranked and ranked[0] > most_tokens:
+        raise ValueError(f"a sample has {ranked[0]} tokens, more than most_tokens={most_tokens}")
+    open_packs = [(0.0, pack) for pack in range(packs)]
+    tokens = [0] * packs
+    held: list[list[int]] = [[] for _ in range(packs)]
+    for sample, length in zip(order.tolist(), ranked, strict=True):
+        passed = []
+        while open_packs:
+            cost, pack = heapq.heappop(open_packs)
+            if tokens[pack] + length <= most_tokens:
+                held[pack].append(sample)
+                tokens[pack] += length
+                heapq.heappush(open_packs, (cost + length * (length + linear_tokens), pack))
+                break
+            if tokens[pack] < most_tokens:
+                passed.append((cost, pack))
+        else:
+            raise ValueError(
+                f"{packs} packs of at most {most_tokens} tokens cannot take a sample of {length} "
+                "more; raise most_tokens"
+            )
+        for entry in passed:
+            heapq.heappush(open_packs, entry)
+    return [np.array(pack, dtype=np.int64) for pack in held]

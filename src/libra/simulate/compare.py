@@ -14,14 +14,9 @@ from libra.cost.pipeline import ScheduleName
 from libra.data.packing import Packs
 from libra.data.pools import deal_pools
 from libra.plan.plan_pool import plan_pool
+from libra.simulate.predict import SchemeFigures, Setting, ideal_figures, scheme_figures
 from libra.simulate.results import MicrobatchTimes, PipelineResult, SchemeResult, WorkerLoads
-from libra.simulate.schemes import (
-    SCHEMES,
-    SchemeFigures,
-    Setting,
-    ideal_figures,
-    scheme_figures,
-)
+from libra.simulate.schemes import PREDICTED, SCHEMES
 
 FloatArray = NDArray[np.float64]
 
@@ -38,8 +33,8 @@ def compare_schemes(
 ) -> dict[str, list[SchemeFigures]]:
     """Figures of every scheme in every window; schemes that can't be planned are missing."""
     found: dict[str, list[SchemeFigures]] = {}
-    total = len(SCHEMES) * len(windows)
-    for i, (scheme, n) in enumerate((s, n) for s in SCHEMES for n in range(len(windows))):
+    total = len(PREDICTED) * len(windows)
+    for i, (scheme, n) in enumerate((s, n) for s in PREDICTED for n in range(len(windows))):
         progress("comparing schemes", i, total)
         figures: SchemeFigures | None
         if scheme == "ideal":  # follows from Ulysses, which comes first
@@ -65,7 +60,7 @@ def scheme_results(
         results.append(
             SchemeResult(
                 key=key,
-                label=SCHEMES[key],
+                label=SCHEMES[key].label,
                 step_seconds=step,
                 attention_seconds=computed,
                 exposed_seconds=max(0.0, attention - computed),

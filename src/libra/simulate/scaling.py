@@ -18,21 +18,17 @@ from numpy.typing import NDArray
 from libra.cost.parallelism import Parallelism
 from libra.data.packing import Packs
 from libra.plan.geometry import spread
-from libra.simulate.results import ScalePoint, Scaling
-from libra.simulate.schemes import (
-    SCHEMES,
+from libra.simulate.predict import (
     SchemeFigures,
     Setting,
     ideal_figures,
     scheme_figures,
     ulysses_figures,
 )
+from libra.simulate.results import ScalePoint, Scaling
+from libra.simulate.schemes import PREDICTED, SCHEMES
 
 IntArray = NDArray[np.int64]
-
-_NO_POOLS: Final = ("ulysses", "wlb", "ideal")
-"""Schemes whose figures don't depend on the number of replicas."""
-
 
 _COMPARED: Final = ("ulysses", "cluster", "libra", "ideal")
 """Schemes whose throughput is predicted for every number of replicas of a fixed batch."""
@@ -79,7 +75,7 @@ def fixed_batch(
     packs: Packs,
     setting: Setting,
     *,
-    schemes: Sequence[str] = tuple(SCHEMES),
+    schemes: Sequence[str] = PREDICTED,
     most: int = 1024,
     known: Mapping[str, SchemeFigures] | None = None,
     progress: Callable[[], None] | None = None,
@@ -102,7 +98,7 @@ def fixed_batch(
         at = replace(setting, parallelism=shape)
         rates = {}
         for scheme in schemes:
-            key = (scheme, _pool_size(scheme, at))
+            key = (scheme, SCHEMES[scheme].pool_size(setting.config.pool_size, dp))
             if key not in table:
                 table[key] = scheme_figures(packs, at, scheme)
                 if progress is not None:
@@ -177,13 +173,6 @@ def _draw(packs: int, wanted: int, source: np.random.Generator) -> IntArray:
     """Packs drawn at random, none more often than it must."""
     rounds = [source.permutation(packs) for _ in range(-(-wanted // packs))]
     return np.concatenate(rounds)[:wanted]
-
-
-def _pool_size(scheme: str, setting: Setting) -> int:
-    if scheme in _NO_POOLS:
-        return 1
-    dp = setting.parallelism.dp
-    return dp if scheme == "cluster" else min(setting.config.pool_size, dp)
 
 
 def _powers(most: int) -> list[int]:

@@ -1,227 +1,150 @@
-"""What each way to balance attention makes of one window, in predicted seconds.
+"""The ways to balance attention that are compared: one table for simulator and benchmark.
 
-    ulysses    packs in sampler order, each on its own CP group: heads over the group
-    wlb        samples packed again by cost, packs of unequal tokens; then Ulysses
-    cluster    one pool of all replicas, packs in sampler order, with the pipeliner
-    tap        pools of P neighbours in sampler order, tiles placed; no overlap
-    tap_vrsp   pools dealt by VRSP, tiles placed; no overlap
-    libra      the same with the pipeliner, pools refined and grouped
-    ideal      the attention that Ulysses computes, spread evenly over all workers; nothing moves
+Each scheme is a row of `SCHEMES`: which samples make up a pack, how many replicas share a pool,
+which packs share a pool, where the work of a pool is computed, and whether chunks overlap transfers
+with computation.
 
-All but Ulysses and WLB use the placement of the configuration given.
+    key        packs    pool         packs of a pool          inside a pool           overlap
+    ulysses    fixed    one replica  -                        heads over the CP group  no
+    ring       fixed    one replica  -                        K and V round the group  no
+    wlb        by cost  one replica  -                        heads over the CP group  no
+    cluster    fixed    all          sampler order            tiles placed             yes
+    tap        fixed    P            sampler order            tiles placed             no
+    tap_vrsp   fixed    P            VRSP                     tiles placed             no
+    libra      fixed    P            VRSP, refined, grouped   tiles placed             yes
+    ideal      fixed    one replica  -                        equal shares, no bytes   -
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from libra.config import HeadShape, PoolConfig, ulysses_beside
-from libra.cost.attention_time import AttentionTime
-from libra.cost.microbatch import layer_seconds
-from libra.cost.models import Model
-from libra.cost.parallelism import Parallelism
-from libra.cost.step import StepSeconds, step_seconds
-from libra.data.packing import Packs
-from libra.data.pools import scheme_pools
-from libra.plan.plan_pool import plan_pool
-from libra.simulate.wlb import pack_by_cost
+from libra.config import PoolConfig, ulysses_beside
+from libra.data.pools import PackPlacement, deal_pools
+from libra.data.refinement import PoolOrder
 
-FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-
-SCHEMES: Final[Mapping[str, str]] = {
-    "ulysses": "Ulysses",
-    "wlb": "WLB-LLM style packing",
-    "cluster": "cluster-wide pool",
-    "tap": "TAP",
-    "tap_vrsp": "TAP + VRSP",
-    "libra": "Libra",
-    "ideal": "ideal",
-}
-"""Key and name of every scheme."""
-
-_MOST_PLANNED: Final = 1024
-"""Workers of the largest pool that is planned: traffic is a matrix of them."""
+SchemeKey = Literal["ulysses", "ring", "wlb", "cluster", "tap", "tap_vrsp", "libra", "ideal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What all schemes share."""
+class Scheme:
+    """One way to balance attention."""
 
-    model: Model
-    parallelism: Parallelism
-    time: AttentionTime
-    config: PoolConfig
-    """Libra's; P, B and H are the ones to compare."""
+    key: SchemeKey
+    label: str
+    """Name for readers."""
 
-    most_tokens: float = 1.5
-    """Most tokens of a pack that WLB style packing makes, over L.  Default: an assumption, what
-    memory leaves beside packs of L tokens.
+    packing: Literal["fixed", "by-cost"] = "fixed"
+    """Packs of exactly L tokens as the corpus has them, or the window's samples packed again so
+    that packs cost the same (`libra.baselines.wlb`).
     """
 
-    @property
-    def heads(self) -> HeadShape:
-        """Heads of one tensor-parallel rank."""
-        return self.model.heads(tp=self.parallelism.tp)
+    pool: Literal["replica", "bounded", "cluster"] = "replica"
+    """Replicas that share a pool: one, P as configured, or all."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SchemeFigures:
-    """One layer's attention in every pool of a window, in the order of emission, seconds.
-
-    Without pools a pack is a pool of its own.
+    placement: Literal["ulysses", "ring", "tiles", "ideal"]
+    """Where the work of a pool is computed.  `tiles` is the placement of the configuration;
+    `ideal` computes the work of Ulysses in equal shares on all workers and moves nothing.
     """
 
-    forward: FloatArray
-    """Until the pool's slowest worker has all that it gets, [pools]."""
-    backward: FloatArray
-    compute: FloatArray
-    """Both passes' attention of the busiest worker."""
-    linear: FloatArray
-    """Tokens of the pool's packs over L."""
-    pool_size: int
+    pack_placement: PackPlacement = "contiguous"
+    """Which packs share a pool: neighbours in sampler order, or VRSP's choice."""
 
-    def replicas(self, values: FloatArray, parallelism: Parallelism) -> FloatArray:
-        """One of these figures for each microbatch of a step, [GA, DP]."""
-        shape = (parallelism.microbatches, parallelism.dp)
-        return np.repeat(values, self.pool_size).reshape(shape)
+    refine: bool = False
+    """Whether VRSP's pools are refined by swaps."""
 
-    def take(self, chosen: IntArray) -> SchemeFigures:
-        """Those of some pools, in the order given and as often as named."""
-        return replace(
-            self,
-            forward=self.forward[chosen],
-            backward=self.backward[chosen],
-            compute=self.compute[chosen],
-            linear=self.linear[chosen],
+    order: PoolOrder = "index"
+    """Order of the pools over the accumulation indices."""
+
+    overlap: bool = False
+    """Whether chunks overlap transfers with computation."""
+
+    measured: bool = True
+    """Whether the benchmark can run it."""
+
+    predicted: bool = True
+    """Whether the simulator predicts it."""
+
+    def pool_size(self, configured: int, dp_size: int) -> int:
+        """Replicas of a pool, where P is `configured`; pools larger than the job shrink to it."""
+        sizes = {"replica": 1, "bounded": min(configured, dp_size), "cluster": dp_size}
+        return sizes[self.pool]
+
+    def pools(self, workloads: ArrayLike, pool_size: int, pools_per_index: int) -> IntArray:
+        """Packs of every pool in the order of emission, int64 [K, P]; see `libra.data.pools`."""
+        return deal_pools(
+            workloads,
+            pool_size,
+            pools_per_index,
+            placement=self.pack_placement,
+            refine=self.refine,
+            order=self.order,
         )
 
-    def step(self, setting: Setting) -> StepSeconds:
-        """The step that these pools make."""
-        spread = setting.parallelism
-        return step_seconds(
-            setting.model,
-            spread,
-            setting.time.cluster,
-            attention_forward=self.replicas(self.forward, spread),
-            attention_backward=self.replicas(self.backward, spread),
-            linear=self.replicas(self.linear, spread),
-            pool_size=self.pool_size,
-        )
+    def pool_config(self, config: PoolConfig, dp_size: int) -> PoolConfig:
+        """The pools of a run, where `config` is Libra's: without overlap there is one chunk.
+
+        Ring attention makes no plan; of its configuration only the shards of a CP group count.
+        """
+        if self.placement == "ring":
+            return PoolConfig(pool_size=1, chunks=1, shard_layout="zigzag")
+        if self.placement != "tiles":
+            return ulysses_beside(config)
+        pool = config.replace(pool_size=self.pool_size(config.pool_size, dp_size))
+        return pool if self.overlap else pool.replace(chunks=1)
 
 
-def scheme_figures(packs: Packs, setting: Setting, scheme: str) -> SchemeFigures | None:
-    """One scheme on one window of GBS packs; None where its pools are too large to plan.
+_TABLE: Final = (
+    Scheme(key="ulysses", label="Ulysses", placement="ulysses"),
+    Scheme(key="ring", label="ring, zigzag", placement="ring", predicted=False),
+    Scheme(key="wlb", label="WLB-LLM style packing", packing="by-cost", placement="ulysses"),
+    Scheme(
+        key="cluster",
+        label="cluster-wide pool",
+        pool="cluster",
+        placement="tiles",
+        overlap=True,
+    ),
+    Scheme(key="tap", label="TAP", pool="bounded", placement="tiles"),
+    Scheme(
+        key="tap_vrsp",
+        label="TAP + VRSP",
+        pool="bounded",
+        placement="tiles",
+        pack_placement="vrsp",
+    ),
+    Scheme(
+        key="libra",
+        label="Libra",
+        pool="bounded",
+        placement="tiles",
+        pack_placement="vrsp",
+        refine=True,
+        order="grouped",
+        overlap=True,
+    ),
+    Scheme(key="ideal", label="ideal", placement="ideal", measured=False),
+)
 
-    Raises ValueError for an unknown scheme, and for a window or configuration that doesn't fit.
-    """
-    if scheme not in SCHEMES:
-        raise ValueError(f"scheme is {scheme!r}; choose one of {', '.join(SCHEMES)}")
-    if len(packs) != setting.parallelism.global_batch:
-        raise ValueError(
-            f"a window of {len(packs)} packs for global_batch={setting.parallelism.global_batch}"
-        )
-    if scheme == "wlb":
-        return _wlb(packs, setting)
-    if scheme in ("ulysses", "ideal"):
-        found = ulysses_figures(packs, setting)
-        return found if scheme == "ulysses" else ideal_figures(found, packs.tokens, setting)
-    return _pooled(packs, setting, scheme)
+SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType({each.key: each for each in _TABLE})
+"""Every scheme by its key, Ulysses first."""
 
+PREDICTED: Final = tuple(each.key for each in _TABLE if each.predicted)
+"""Keys of the schemes that the simulator predicts."""
 
-def ulysses_figures(packs: Packs, setting: Setting) -> SchemeFigures:
-    """Every pack on its own CP group, any number of packs."""
-    return _figures([ulysses_seconds(lengths, packs.tokens, setting) for lengths in packs])
-
-
-def ulysses_seconds(lengths: IntArray, tokens: int, setting: Setting) -> dict[str, float]:
-    """Attention of one pack on its own CP group; figures of `AttentionTime`."""
-    if not len(lengths):
-        return dict.fromkeys((*_FIGURES, "mean_compute_seconds"), 0.0)
-    plan = plan_pool(
-        [np.append(0, np.cumsum(lengths))],
-        cp_size=setting.parallelism.cp,
-        config=ulysses_beside(setting.config),
-        heads=setting.heads,
-        tokens=tokens,
-    )
-    return setting.time(plan)
-
-
-def _wlb(packs: Packs, setting: Setting) -> SchemeFigures:
-    """The window's samples packed again by cost, each pack on its own CP group."""
-    tokens, cp = packs.tokens, setting.parallelism.cp
-    one = ulysses_seconds(np.array([tokens]), tokens, setting)["mean_compute_seconds"]
-    a_key = one / tokens**2  # a query and key of a sample of l tokens, of which there are l^2
-    linear = layer_seconds(setting.model, setting.parallelism, setting.time.cluster)
-    a_token = (linear.forward + linear.backward) / tokens
-    packed = pack_by_cost(
-        packs.lengths,
-        len(packs),
-        int(setting.most_tokens * tokens),
-        linear_tokens=a_token / a_key,
-    )
-    ends = np.array([lengths.sum() for lengths in packed])
-    found = [
-        ulysses_seconds(lengths, -(-int(end) // cp) * cp, setting)
-        for lengths, end in zip(packed, ends, strict=True)
-    ]
-    return _figures(found, linear=ends / tokens)
+MEASURED: Final = tuple(each.key for each in _TABLE if each.measured)
+"""Keys of the schemes that the benchmark runs."""
 
 
-def ideal_figures(ulysses: SchemeFigures, tokens: int, setting: Setting) -> SchemeFigures:
-    """The work of Ulysses, whose workers share a pack equally, spread over all; nothing moves."""
-    compute = np.full_like(ulysses.compute, ulysses.compute.mean())
-    heads = max(1, setting.heads.q // setting.parallelism.cp)
-    forward, backward = (
-        float(setting.time.table.seconds(tokens, tokens, heads, direction=direction))
-        for direction in ("forward", "backward")
-    )
-    share = forward / (forward + backward)
-    return replace(
-        ulysses, forward=share * compute, backward=(1 - share) * compute, compute=compute
-    )
-
-
-def _pooled(packs: Packs, setting: Setting, scheme: str) -> SchemeFigures | None:
-    parallelism = setting.parallelism
-    size = parallelism.dp if scheme == "cluster" else min(setting.config.pool_size, parallelism.dp)
-    if size * parallelism.cp > _MOST_PLANNED:
-        return None
-    pools = scheme_pools(scheme, packs.workloads, size, parallelism.dp // size)
-    time = replace(setting.time, overlap=scheme in ("cluster", "libra"))
-    config = setting.config.replace(pool_size=size)
-    found = [
-        time(
-            plan_pool(
-                [packs.cu_seqlens(pack) for pack in pool],
-                cp_size=parallelism.cp,
-                config=config,
-                heads=setting.heads,
-                tokens=packs.tokens,
-            )
-        )
-        for pool in pools.tolist()
-    ]
-    return _figures(found, pool_size=size)
-
-
-_FIGURES: Final = ("forward_seconds", "backward_seconds", "compute_seconds")
-
-
-def _figures(
-    found: Sequence[Mapping[str, float]], *, pool_size: int = 1, linear: FloatArray | None = None
-) -> SchemeFigures:
-    forward, backward, compute = (np.array([each[name] for each in found]) for name in _FIGURES)
-    return SchemeFigures(
-        forward=forward,
-        backward=backward,
-        compute=compute,
-        linear=np.ones(len(found)) if linear is None else linear,
-        pool_size=pool_size,
-    )
+def find_scheme(key: str, among: tuple[str, ...]) -> Scheme:
+    """The scheme of that key.  Raises ValueError for one that is not `among` the keys given."""
+    if key not in among:
+        raise ValueError(f"scheme is {key!r}; choose one of {', '.join(among)}")
+    return SCHEMES[key]

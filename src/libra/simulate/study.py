@@ -37,12 +37,12 @@ from libra.simulate.compare import (
 )
 from libra.simulate.figures import Candidate, CandidateFigures
 from libra.simulate.pooling import pooling_points
+from libra.simulate.predict import SchemeFigures, Setting
 from libra.simulate.recommend import rank_candidates, recommend
 from libra.simulate.replay import replay
 from libra.simulate.results import CandidateResult, Settings, Study
 from libra.simulate.sample import WindowSample, estimate, sample_windows
 from libra.simulate.scaling import scale_replicas
-from libra.simulate.schemes import SchemeFigures, Setting
 from libra.simulate.survey import find_warnings, summarise_corpus, summarise_packs
 from libra.simulate.windows import CorpusCounts, Packing, WindowReader
 

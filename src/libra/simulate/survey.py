@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.simulate.pooling import variation
+from libra.simulate.predict import Setting
 from libra.simulate.results import CorpusSummary, LengthBins, PackSummary
-from libra.simulate.schemes import Setting
 from libra.simulate.windows import CorpusCounts
 
 FloatArray = NDArray[np.float64]
