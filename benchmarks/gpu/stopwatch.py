@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from libra.runtime import exchange, executor, gradients, microbatch, transport
+from libra.runtime import all_to_all, exchange, executor, kv_grad_reduce, microbatch
 
 PARTS: tuple[tuple[str, Any, str], ...] = (
     ("microbatch", microbatch.Microbatch, "attend"),
@@ -19,14 +19,13 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     *(
         ("rows", owner, name)
         for owner, names in (
-            (exchange.Exchange, ("fetch", "send_along", "land", "post_return")),
-            (exchange.Return, ("finish",)),
-            (gradients.Homeward, ("collect", "send_home")),
-            (gradients.Sum, ("finish",)),
+            (exchange.Exchange, ("dispatch", "post_queries", "complete", "post_return")),
+            (exchange.PendingOutput, ("finish",)),
+            (kv_grad_reduce.KVGradReduce, ("collect", "send", "finish")),
         )
         for name in names
     ),
-    ("wait", transport.Flight, "wait"),
+    ("wait", all_to_all.Transfer, "wait"),
 )
 """(part, where it lives, its name)."""
 

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-SENT, RETURNED = "dispatch", "give_back"
+SENT, RETURNED = "send", "send_back"
+"""Kinds of posts, named as the methods of `DeviceAllToAll` that post them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Post:
     """A nonblocking all-to-all as one rank posted it."""
 
     kind: str
-    """`dispatch` or `give_back`."""
+    """`SENT` or `RETURNED`."""
     at: float
     sent: int
     """Bytes to other ranks."""

@@ -15,7 +15,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from libra.runtime import exchange, executor, gradients
+from libra.runtime import executor
+from libra.runtime.all_to_all import DeviceAllToAll
 
 Step = tuple[str, str]
 """Pass and way: ("forward", "dispatch"), ("backward", "return")."""
@@ -70,8 +71,7 @@ def metered() -> Iterator[Meter]:
             result = run(*arguments, **options)
             passing.pop()
             if name == "forward":
-                _, _, remote_flat, fetched_flat = result
-                meter.kept += remote_flat.nbytes + fetched_flat.nbytes
+                meter.kept += result.peer_out.nbytes + result.fetched.nbytes
             return result
 
         return ran
@@ -79,14 +79,8 @@ def metered() -> Iterator[Meter]:
     with contextlib.ExitStack() as stack:
         for owner, name, wrapped in (
             (dist, "all_to_all_single", count),
-            *(
-                (module, name, moving(way, getattr(module, name)))
-                for module, name, way in (
-                    (exchange, "dispatch", "dispatch"),
-                    (exchange, "give_back", "return"),
-                    (gradients, "give_back", "return"),
-                )
-            ),
+            (DeviceAllToAll, "send", moving("dispatch", DeviceAllToAll.send)),
+            (DeviceAllToAll, "send_back", moving("return", DeviceAllToAll.send_back)),
             (executor, "forward", passed("forward", executor.forward)),
             (executor, "backward", passed("backward", executor.backward)),
         ):

@@ -42,9 +42,9 @@ def attend_by_plan(rank: int, world_size: int, case: Case, plan: PoolPlan) -> li
     q, k, v, dout = (tensor[my_rows(case, cp_rank)] for tensor in make_pack(case, replica))
     scale = q.shape[2] ** -0.5
     where = device_plan, world, workspace
-    out, *kept = executor.forward(*where, q, k, v, scale, keep=True)
-    gradients = executor.backward(*where, dout, q, k, v, scale, out, *kept)
-    return [out, *gradients]
+    saved = executor.forward(*where, q, k, v, scale, save_for_backward=True)
+    gradients = executor.backward(*where, dout, q, k, v, scale, saved)
+    return [saved.out_TNE, *gradients]
 
 
 class SpoiltWorkspace(Workspace):

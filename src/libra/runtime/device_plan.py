@@ -1,5 +1,9 @@
-"""A rank_plan made ready for one device: index tensors uploaded, kernel calls prepared, buffer sizes
-known.
+"""A rank plan prepared for one device: indices uploaded, kernel calls prepared, sizes known.
+
+    RankPlan (numpy)  --make_device_plan-->  DevicePlan, used by every layer of a microbatch
+
+All work that depends on the plan alone is done here, once, so that a layer launches kernels and
+collectives only.
 """
 
 from __future__ import annotations
@@ -13,70 +17,86 @@ import numpy as np
 import torch
 
 from libra.config import HeadShape
-from libra.plan.all_to_all import AllToAll
+from libra.plan.head_groups import HeadGroups
 from libra.plan.memory import CallMemory, rank_memory
-from libra.plan.rank_plan import LOCAL, Assembly, RankPlan
+from libra.plan.rank_plan import LOCAL, AllToAll, Assembly, RankPlan
+from libra.runtime.all_to_all import DeviceAllToAll, upload
 from libra.runtime.kernels.interface import Kernel
-from libra.runtime.transport import DeviceAllToAll, to_device
+from libra.runtime.workspace import Operand
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceAssembly:
-    """An `Assembly` with its indices on the device."""
+class DevicePermutation:
+    """How the K and V rows of one kv buffer lie as they land and as kernels read them.
+
+    Example: rows land as [b0, a0, a1, b1] and kernels read [a0, a1, b0, b1].  Then
+    `landed_of_buffer` is [1, 2, 0, 3] and `buffer_of_landed` is [2, 0, 1, 3].
+    """
 
     rows: int
     own: torch.Tensor | None
-    """Local head_group rows that land last, int64; None if none does."""
-    order: torch.Tensor | None
+    """Head-group rows of the local tensor that land last, int64; None if there are none."""
+    landed_of_buffer: torch.Tensor | None
     """Landed row of each buffer row, int64 [rows]; None if rows land in the buffer itself."""
-    place: torch.Tensor | None
-    """Buffer row of each landed row."""
+    buffer_of_landed: torch.Tensor | None
+    """The inverse: buffer row of each landed row."""
     passed_on: torch.Tensor
-    """Buffer rows that a relay passes on, in the order of its message, int64."""
+    """Buffer rows that this worker passes on in hop 2, in the order of their all-to-all, int64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceLaunch:
-    """A `Launch` with the kernel's own preparation."""
+class DeviceCall:
+    """An attention call with the kernel's own preparation."""
 
     q_buffer: int
+    """LOCAL, or the chunk with which the queries arrive."""
     kv_buffer: int
     prepared: Any
     lse: slice
-    """Its part of the flat LSE."""
+    """The call's part of the flat LSE."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePlan:
-    """Everything the executor repeats in each layer, for one head shape on one device."""
+    """All that the executor needs in each layer, for one head shape on one device.
 
-    rank_plan: RankPlan
+    Tuples have one entry per chunk unless said otherwise.
+    """
+
     heads: HeadShape
+    head_groups: HeadGroups
     kernel: Kernel
     q: tuple[DeviceAllToAll, ...]
     kv: tuple[DeviceAllToAll, ...]
-    relay: tuple[DeviceAllToAll, ...]
-    assembly: tuple[DeviceAssembly, ...]
-    launches: tuple[tuple[DeviceLaunch, ...], ...]
-    """Those that wait for nothing, then those of each chunk."""
+    """Hop 1 of K and V."""
+    kv_multicast: tuple[DeviceAllToAll, ...]
+    """Hop 2 of K and V."""
+    has_kv: tuple[bool, ...]
+    """Whether the kv buffer has rows here, or any worker sends rows for its own."""
+    permutations: tuple[DevicePermutation, ...]
+    calls: tuple[tuple[DeviceCall, ...], ...]
+    """Calls that need local rows only, then the calls of each chunk."""
+    lse_size: int
+    """Elements of the flat LSE of all calls."""
     padding: torch.Tensor | None
+    """Local rows that belong to no sample, int64; None if there are none."""
     refetch: bool
     """Whether the backward fetches Q, K and V again."""
     memory: CallMemory[int]
-    """Elements that a call takes."""
+    """Elements that a call allocates."""
     multicast_stream: torch.cuda.Stream | None
-    """Where rows are passed on, beside the work of the current stream; None has them wait there."""
+    """Stream that waits between the two hops of K and V; None if the thread itself waits."""
     q_starts: tuple[int, ...]
-    """Rows of the q buffers before each chunk, and of all."""
+    """Row of the q buffers at which each chunk starts, and the number of rows."""
     kv_starts: tuple[int, ...]
-    """The same of the kv buffers."""
+    """The same for the kv buffers."""
     kv_returns: tuple[tuple[int, ...], ...]
-    """The kv buffers whose gradients return after each chunk: those that anyone reads."""
-    blocks: tuple[bool, ...]
-    """Whether the second hop of each kv buffer would keep the thread waiting for the first."""
+    """kv buffers whose gradients return after each chunk: those that any worker reads."""
+    hop_blocks: tuple[bool, ...]
+    """Whether posting hop 2 of each kv buffer blocks the thread until hop 1 has arrived."""
     idle_forward: int
-    """Leading chunks in which this worker computes nothing for others, and so sends nothing back:
-    their returns are posted before anything is computed."""
+    """Number of leading chunks in which this worker computes nothing for others.  It posts their
+    returns before it computes anything, so that other workers need not wait for its own work."""
     idle_backward: int
 
     @property
@@ -84,9 +104,36 @@ class DevicePlan:
         """M."""
         return len(self.q)
 
-    def launches_of(self, chunk: int) -> tuple[DeviceLaunch, ...]:
-        """Kernel calls that run once `chunk` has arrived; LOCAL: at once."""
-        return self.launches[chunk - LOCAL]  # LOCAL is -1
+    def calls_of(self, chunk: int) -> tuple[DeviceCall, ...]:
+        """Kernel calls that run once `chunk` has arrived; LOCAL: those that wait for nothing."""
+        return self.calls[chunk - LOCAL]  # LOCAL is -1
+
+    def q_operand(self, local: torch.Tensor, flat: torch.Tensor, dim: int) -> Operand:
+        """Queries, outputs or their gradients: `local` [T, N, dim] and rows of other workers."""
+        return Operand(local, flat, self.q_starts, self.head_groups.heads, dim)
+
+    def kv_operands(
+        self, k_local: torch.Tensor, v_local: torch.Tensor, flat: torch.Tensor
+    ) -> tuple[Operand, Operand]:
+        """K and V, or their gradients: local tensors and `memory.fetched_kv` elements."""
+        heads, shape = self.head_groups.kv_heads, self.heads
+        k_elements = self.kv_starts[-1] * heads * shape.dim
+        return (
+            Operand(k_local, flat[:k_elements], self.kv_starts, heads, shape.dim),
+            Operand(v_local, flat[k_elements:], self.kv_starts, heads, shape.value_dim),
+        )
+
+    def operands(
+        self,
+        q_local: torch.Tensor,
+        k_local: torch.Tensor,
+        v_local: torch.Tensor,
+        flat: torch.Tensor,
+    ) -> tuple[Operand, Operand, Operand]:
+        """Q, K and V: local tensors and `memory.fetched` elements."""
+        q_elements = self.memory.fetched_q
+        q = self.q_operand(q_local, flat[:q_elements], self.heads.dim)
+        return (q, *self.kv_operands(k_local, v_local, flat[q_elements:]))
 
 
 def make_device_plan(
@@ -98,54 +145,65 @@ def make_device_plan(
     *,
     refetch: bool = False,
 ) -> DevicePlan:
-    """Prepare `rank_plan` for `device`; relays pass rows on in `multicast_stream`, and `refetch` has
-    the backward fetch Q, K and V again.
+    """Prepare `rank_plan` for `device`.
+
+    `multicast_stream` waits between the two hops of K and V; `refetch` makes the backward fetch
+    Q, K and V again.
     """
     chunks = range(len(rank_plan.q))
-    launches: list[list[DeviceLaunch]] = [[] for _ in range(len(chunks) + 1)]
-    at = 0
-    for launch in rank_plan.launches:
-        size = launch.segments.lse_size
-        launches[launch.chunk - LOCAL].append(
-            DeviceLaunch(
-                q_buffer=launch.q_buffer,
-                kv_buffer=launch.kv_buffer,
-                prepared=kernel.prepare(launch.segments, device),
-                lse=slice(at, at + size),
-            )
-        )
-        at += size
-    blocks = tuple(hop_blocks(relay, multicast_stream) for relay in rank_plan.relay)
-    read = [n for n in chunks if rank_plan.kv[n].moves or rank_plan.assembly[n].rows]
-    returns = tuple(tuple(n for n in read if rank_plan.kv_done[n] == chunk) for chunk in chunks)
+    blocks = tuple(hop_blocks(second, multicast_stream) for second in rank_plan.relay)
+    has_kv = tuple(rank_plan.kv[n].moves or rank_plan.assembly[n].rows > 0 for n in chunks)
+    kv_returns = tuple(
+        tuple(n for n in chunks if has_kv[n] and rank_plan.kv_done[n] == chunk) for chunk in chunks
+    )
     return DevicePlan(
-        rank_plan=rank_plan,
         heads=heads,
+        head_groups=rank_plan.head_groups,
         kernel=kernel,
-        q=tuple(to_device(message, device) for message in rank_plan.q),
-        kv=tuple(to_device(message, device) for message in rank_plan.kv),
-        relay=tuple(to_device(message, device) for message in rank_plan.relay),
-        assembly=tuple(
-            _upload(assembly, relay, device)
-            for assembly, relay in zip(rank_plan.assembly, rank_plan.relay, strict=True)
+        q=tuple(upload(planned, device) for planned in rank_plan.q),
+        kv=tuple(upload(planned, device) for planned in rank_plan.kv),
+        kv_multicast=tuple(upload(planned, device) for planned in rank_plan.relay),
+        has_kv=has_kv,
+        permutations=tuple(
+            _upload_permutation(assembly, second, device)
+            for assembly, second in zip(rank_plan.assembly, rank_plan.relay, strict=True)
         ),
-        launches=tuple(map(tuple, launches)),
+        calls=_prepare_calls(rank_plan, kernel, device),
+        lse_size=rank_plan.lse_size,
         padding=_index(rank_plan.padding, device),
         refetch=refetch,
         memory=rank_memory(rank_plan, heads, refetch=refetch),
         multicast_stream=multicast_stream,
-        q_starts=_starts([message.received for message in rank_plan.q]),
+        q_starts=_starts([queries.received for queries in rank_plan.q]),
         kv_starts=_starts([assembly.rows for assembly in rank_plan.assembly]),
-        kv_returns=returns,
-        blocks=blocks,
+        kv_returns=kv_returns,
+        hop_blocks=blocks,
         idle_forward=_idle_chunks(rank_plan, blocks, [()] * len(chunks)),
-        idle_backward=_idle_chunks(rank_plan, blocks, returns),
+        idle_backward=_idle_chunks(rank_plan, blocks, kv_returns),
     )
 
 
-def hop_blocks(relay: AllToAll, multicast_stream: torch.cuda.Stream | None) -> bool:
-    """Whether a message of the second hop keeps the thread waiting for the first."""
-    return multicast_stream is None and relay.moves
+def hop_blocks(second: AllToAll, multicast_stream: torch.cuda.Stream | None) -> bool:
+    """Whether posting hop 2 blocks the thread until hop 1 has arrived."""
+    return multicast_stream is None and second.moves
+
+
+def _prepare_calls(
+    rank_plan: RankPlan, kernel: Kernel, device: torch.device
+) -> tuple[tuple[DeviceCall, ...], ...]:
+    """Kernel calls by the chunk that they wait for, LOCAL first; the flat LSE keeps the order of
+    the rank plan.
+    """
+    calls: list[list[DeviceCall]] = [[] for _ in range(len(rank_plan.q) + 1)]
+    at = 0
+    for call in rank_plan.launches:
+        size = call.segments.lse_size
+        prepared = kernel.prepare(call.segments, device)
+        calls[call.chunk - LOCAL].append(
+            DeviceCall(call.q_buffer, call.kv_buffer, prepared, slice(at, at + size))
+        )
+        at += size
+    return tuple(map(tuple, calls))
 
 
 def _starts(rows: list[int]) -> tuple[int, ...]:
@@ -153,36 +211,40 @@ def _starts(rows: list[int]) -> tuple[int, ...]:
 
 
 def _idle_chunks(
-    rank_plan: RankPlan, blocks: Sequence[bool], returns: Sequence[Sequence[int]]
+    rank_plan: RankPlan, blocks: Sequence[bool], kv_returns: Sequence[Sequence[int]]
 ) -> int:
-    """Leading chunks after which this worker has no row to send back.
+    """Number of leading chunks after which this worker has no row to send back.
 
-    They end where a second hop is posted between returns, for all must post in one order.
+    The count ends before a chunk that posts hop 2 between its returns: every worker has to post
+    all collectives in the same order, however early.
     """
-    for chunk, buffers in enumerate(returns):
+    for chunk, buffers in enumerate(kv_returns):
         rows = rank_plan.q[chunk].received + sum(rank_plan.assembly[n].rows for n in buffers)
         if rows or any(blocks[n] for n in buffers) or any(blocks[chunk + 1 : chunk + 2]):
             return chunk
-    return len(returns)
+    return len(kv_returns)
 
 
-def _upload(assembly: Assembly, relay: AllToAll, device: torch.device) -> DeviceAssembly:
-    order = place = None
-    passed_on = relay.send
+def _upload_permutation(
+    assembly: Assembly, second: AllToAll, device: torch.device
+) -> DevicePermutation:
+    landed_of_buffer = buffer_of_landed = None
+    passed_on = second.send
     if assembly.place is not None:
-        landed = np.empty_like(assembly.place)
-        landed[assembly.place] = np.arange(assembly.rows)
-        order, place = _index(landed, device), _index(assembly.place, device)
-        passed_on = assembly.place[relay.send]
-    return DeviceAssembly(
+        inverse = np.empty_like(assembly.place)
+        inverse[assembly.place] = np.arange(assembly.rows)
+        landed_of_buffer = _index(inverse, device)
+        buffer_of_landed = _index(assembly.place, device)
+        passed_on = assembly.place[second.send]
+    return DevicePermutation(
         rows=assembly.rows,
         own=_index(assembly.own, device),
-        order=order,
-        place=place,
+        landed_of_buffer=landed_of_buffer,
+        buffer_of_landed=buffer_of_landed,
         passed_on=torch.from_numpy(passed_on).to(device, non_blocking=True),
     )
 
 
 def _index(array: np.ndarray[Any, np.dtype[np.int64]], device: torch.device) -> torch.Tensor | None:
-    """The indices on the device; None for none, so that nothing is launched for them."""
+    """The indices on the device; None if there are none, so that no kernel is launched."""
     return torch.from_numpy(array).to(device, non_blocking=True) if len(array) else None

@@ -1,172 +1,174 @@
-"""A chunk's Q, K and V on their way to who computes with them, and outputs on theirs back.
+"""Dispatch of a chunk's Q, K and V to the workers that compute with them, and return of outputs.
 
-    hop        1                  2
-    K, V       holder -> relay    relay -> the others who need the rows
-               holder -> those who need rows that no one else does
+K and V may travel in two hops, so that rows which several workers need leave their holder once:
 
-The second hop waits for the first.  A GPU's streams do, beside the current one, so both are posted
-together.  On a CPU this thread waits: chunk 0's second hop is posted with its first, the others one
-chunk ahead.
+    hop 1      holder -> first reader of shared rows, and -> readers of rows that no one else needs
+    hop 2      first reader -> the other readers
 
-    landed     | from holders | from relays | own |     in the kv buffer itself, or apart where the
-    buffer     | need | need | need | ...         |     rows of a need arrive in another order
+    landed     | from holders | from first readers | own rows |
+    kv buffer  | fetch | fetch | fetch | ...                  |   the same rows, fetch by fetch
 
-Legend: T local rows, R buffer rows, N heads, D key dim, E value dim; `_XW` is a tensor seen as head_group
-rows of width W.
+Hop 2 has to wait for hop 1.  On a GPU a second stream waits, so both hops are posted together.  On
+a CPU the thread itself would block: there chunk 0 posts hop 2 at once, the others one chunk ahead.
+
+Legend: T local rows, R buffer rows, N heads, D key dim, E value dim; `_XW` and `_RW` are tensors
+seen as head-group rows of width W.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from libra.runtime.buffers import Fetched
+from libra.runtime.all_to_all import DeviceAllToAll, Transfer, head_group_rows, on_stream
 from libra.runtime.device_plan import DevicePlan
 from libra.runtime.torch_private import stage
-from libra.runtime.transport import DeviceAllToAll, Flight, aside, dispatch, give_back
-from libra.runtime.workspace import Space
+from libra.runtime.workspace import Operand, Space
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Landing:
-    """K or V of one chunk on its way into its buffer."""
+@dataclass(slots=True, eq=False)
+class KVArrival:
+    """K or V of one chunk on its way into its kv buffer."""
 
     local_XW: torch.Tensor
     landed_RW: torch.Tensor
-    """Where rows land: the buffer itself, or apart from it."""
+    """Where rows land: the kv buffer itself, or workspace if they have to be permuted."""
     buffer_RW: torch.Tensor
+    first_hop: Transfer | None = None
+    second_hop: Transfer | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inbound:
     """A chunk's transfers under way."""
 
-    landings: list[Landing]
-    """K, then V; empty if the chunk brings none."""
-    flights: list[Flight]
-    """Those of K and V come first."""
+    kv: tuple[KVArrival, ...]
+    """K, then V; empty if this worker reads no rows of them and no worker sends any."""
+    q: Transfer | None
+    """None if no worker sends queries."""
+
+    def wait(self) -> None:
+        """Wait for all rows of the chunk, in the order in which they were posted."""
+        with stage("wait"):
+            for arrival in self.kv:
+                if arrival.first_hop is not None:
+                    arrival.first_hop.wait()
+            if self.q is not None:
+                self.q.wait()
+            for arrival in self.kv:
+                if arrival.second_hop is not None:
+                    arrival.second_hop.wait()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Return:
-    """Rows that come back to where their queries were sent from."""
+class PendingOutput:
+    """Outputs, or gradients of queries, on their way back to the workers that sent the queries."""
 
     local_XW: torch.Tensor
-    message: DeviceAllToAll
-    flight: Flight
+    queries: DeviceAllToAll
+    transfer: Transfer
 
     def finish(self) -> None:
-        """Write them there once they have arrived."""
+        """Wait for the rows and write them where their queries were read."""
         with stage("return"):
-            rows = self.flight.wait()
-            if self.message.sent:
-                self.local_XW.index_copy_(0, self.message.send, rows)
+            rows = self.transfer.wait()
+            if self.queries.sent:
+                self.local_XW.index_copy_(0, self.queries.send_index, rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """The messages of one pass, to be posted in the same order by every worker of the pool."""
+    """The all-to-alls of one pass; every worker of the pool posts them in the same order."""
 
     device_plan: DevicePlan
     group: dist.ProcessGroup
     space: Space
-    """For what is under way."""
-    packed: dict[int, torch.Tensor] = field(default_factory=dict)
-    """What was sent last the way of each chunk's queries.  Each worker's rows are free for those
-    that it returns, for it has received them."""
+    """Workspace for rows under way."""
 
-    def fetch(
-        self,
-        chunk: int,
-        q_TND: torch.Tensor,
-        k_TND: torch.Tensor,
-        v_TNE: torch.Tensor,
-        fetched: Fetched,
-    ) -> Inbound:
-        """Post a chunk's K, V and Q, in this order, and the second hop unless it would wait."""
-        device_plan, head_groups = self.device_plan, self.device_plan.rank_plan.head_groups
-        q, kv, assembly = device_plan.q[chunk], device_plan.kv[chunk], device_plan.assembly[chunk]
-        inbound = Inbound([], [])
-        if not (kv.moves or assembly.rows or q.moves):
-            return inbound
+    def dispatch(self, chunk: int, q: Operand, k: Operand, v: Operand) -> Inbound:
+        """Post a chunk's K, V and Q, in this order, and hop 2 unless that would block."""
+        plan = self.device_plan
+        if not (plan.has_kv[chunk] or plan.q[chunk].moves):
+            return Inbound((), None)
         with stage("dispatch"):
-            if kv.moves or assembly.rows:
-                for local, buffer in ((k_TND, fetched.k_RND), (v_TNE, fetched.v_RNE)):
-                    local_XW = head_group_rows(local, head_groups.kv_heads)
-                    buffer_RW = head_group_rows(buffer[chunk], head_groups.kv_heads)
-                    apart = assembly.order is not None
-                    landed_RW = self.space.take(*buffer_RW.shape) if apart else buffer_RW
-                    inbound.landings.append(Landing(local_XW, landed_RW, buffer_RW))
-                    if kv.moves:
-                        into_RW = landed_RW[: kv.received]
-                        inbound.flights.append(self._dispatch(kv, local_XW, into_RW))
-            inbound.flights.extend(self.send_along(chunk, q_TND, fetched.q_RND[chunk]))
-        if chunk == 0 or not device_plan.blocks[chunk]:
-            self._pass_on(chunk, inbound)
+            kv = (self._post_kv(chunk, k), self._post_kv(chunk, v)) if plan.has_kv[chunk] else ()
+            inbound = Inbound(kv, self.post_queries(chunk, q))
+        if chunk == 0 or not plan.hop_blocks[chunk]:
+            self._multicast(chunk, inbound)
         return inbound
 
-    def send_along(self, chunk: int, local: torch.Tensor, into: torch.Tensor) -> list[Flight]:
-        """Post rows of `local` [T, N, D] the way of a chunk's queries; `into` [R, N, D] is written.
-        Empty if nothing moves.
+    def post_queries(self, chunk: int, rows: Operand) -> Transfer | None:
+        """Post the chunk's queries, or gradients of their outputs, to the workers that compute
+        them.  None if nothing moves.
         """
-        message, heads = self.device_plan.q[chunk], self.device_plan.rank_plan.head_groups.heads
-        if not message.moves:
-            return []
-        local_XW = head_group_rows(local, heads)
-        packed = self.packed[chunk] = self.space.take(message.sent, local_XW.shape[1])
-        return [dispatch(message, local_XW, head_group_rows(into, heads), packed, self.group)]
+        queries, heads = self.device_plan.q[chunk], self.device_plan.head_groups.heads
+        if not queries.moves:
+            return None
+        return self._send(
+            queries, head_group_rows(rows.local, heads), head_group_rows(rows[chunk], heads)
+        )
 
-    def land(self, chunk: int, inbound: list[Inbound]) -> None:
-        """Wait for a chunk, complete its K and V, and see the next chunk's on their way."""
-        now, assembly = inbound[chunk], self.device_plan.assembly[chunk]
-        if now.flights:
-            with stage("wait"):
-                for flight in now.flights:
-                    flight.wait()
-        for landing in now.landings:
-            if assembly.own is not None:
-                last_RW = landing.landed_RW[assembly.rows - len(assembly.own) :]
-                torch.index_select(landing.local_XW, 0, assembly.own, out=last_RW)
-            if assembly.order is not None:
-                torch.index_select(landing.landed_RW, 0, assembly.order, out=landing.buffer_RW)
+    def complete(self, chunk: int, inbound: list[Inbound]) -> None:
+        """Wait for a chunk, put its K and V in order, and post hop 2 of the next chunk."""
+        arriving, permutation = inbound[chunk], self.device_plan.permutations[chunk]
+        if arriving.kv or arriving.q is not None:
+            arriving.wait()
+        for arrival in arriving.kv:
+            if permutation.own is not None:
+                last_RW = arrival.landed_RW[permutation.rows - len(permutation.own) :]
+                torch.index_select(arrival.local_XW, 0, permutation.own, out=last_RW)
+            if permutation.landed_of_buffer is not None:
+                torch.index_select(
+                    arrival.landed_RW, 0, permutation.landed_of_buffer, out=arrival.buffer_RW
+                )
         after = chunk + 1
-        if after < self.device_plan.chunks and self.device_plan.blocks[after]:
-            self._pass_on(after, inbound[after])
+        if after < self.device_plan.chunks and self.device_plan.hop_blocks[after]:
+            self._multicast(after, inbound[after])
 
-    def _dispatch(
-        self, message: DeviceAllToAll, rows_XW: torch.Tensor, into_RW: torch.Tensor
-    ) -> Flight:
-        packed = self.space.take(message.sent, rows_XW.shape[1])
-        return dispatch(message, rows_XW, into_RW, packed, self.group)
+    def post_return(
+        self, chunk: int, rows: Operand, queries: Transfer | None
+    ) -> PendingOutput | None:
+        """Post the chunk's rows that were computed for others back to the senders of `queries`,
+        the chunk's last `post_queries`.  Rows that come back belong into `rows.local`.
+        """
+        if queries is None:
+            return None
+        moved, heads = self.device_plan.q[chunk], self.device_plan.head_groups.heads
+        rows_RW = head_group_rows(rows[chunk], heads)
+        into = queries.sent  # free once the rows return, if they are as wide
+        if into.shape[1] != rows_RW.shape[1]:
+            into = self.space.take(moved.sent, rows_RW.shape[1])
+        transfer = moved.send_back(rows_RW, into, self.group)
+        return PendingOutput(head_group_rows(rows.local, heads), moved, transfer)
 
-    def _pass_on(self, chunk: int, inbound: Inbound) -> None:
-        """Post the second hop of a chunk's K and V; nothing if none moves."""
-        first, second = self.device_plan.kv[chunk], self.device_plan.relay[chunk]
+    def _post_kv(self, chunk: int, rows: Operand) -> KVArrival:
+        """Post hop 1 of a chunk's K or V."""
+        heads, first = self.device_plan.head_groups.kv_heads, self.device_plan.kv[chunk]
+        buffer_RW = landed_RW = head_group_rows(rows[chunk], heads)
+        if self.device_plan.permutations[chunk].landed_of_buffer is not None:
+            landed_RW = self.space.take(*buffer_RW.shape)
+        arrival = KVArrival(head_group_rows(rows.local, heads), landed_RW, buffer_RW)
+        if first.moves:
+            arrival.first_hop = self._send(first, arrival.local_XW, landed_RW[: first.received])
+        return arrival
+
+    def _multicast(self, chunk: int, inbound: Inbound) -> None:
+        """Post hop 2 of a chunk's K and V, if any worker passes rows on."""
+        first, second = self.device_plan.kv[chunk], self.device_plan.kv_multicast[chunk]
         if not second.moves:
             return
         until = first.received + second.received
-        with stage("relay"), aside(self.device_plan.multicast_stream):
-            for landing, flight in zip(inbound.landings, inbound.flights[:2], strict=True):
-                flight.wait()
-                into_RW = landing.landed_RW[first.received : until]
-                inbound.flights.append(self._dispatch(second, landing.landed_RW, into_RW))
+        with stage("multicast"), on_stream(self.device_plan.multicast_stream):
+            for arrival in inbound.kv:
+                assert arrival.first_hop is not None  # a row has arrived before it is passed on
+                arrival.first_hop.wait()
+                into_RW = arrival.landed_RW[first.received : until]
+                arrival.second_hop = self._send(second, arrival.landed_RW, into_RW)
 
-    def post_return(self, chunk: int, rows: torch.Tensor, local: torch.Tensor) -> list[Return]:
-        """Post `rows` [R, N, E], computed for others, back to those who sent the queries; what
-        comes back belongs into `local` [T, N, E].  Empty if nothing moves.
-        """
-        message, heads = self.device_plan.q[chunk], self.device_plan.rank_plan.head_groups.heads
-        if not message.moves:
-            return []
-        rows_RW = head_group_rows(rows, heads)
-        packed = self.packed[chunk]
-        into = packed if packed.shape[1] == rows_RW.shape[1] else None
-        flight = give_back(message, rows_RW, self.space, self.group, into)
-        return [Return(head_group_rows(local, heads), message, flight)]
-
-
-def head_group_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """A contiguous [rows, heads of all head_groups, dim] as head_group rows [rows * head_groups, heads * dim]."""
-    return tensor.view(-1, heads * tensor.shape[2])
+    def _send(
+        self, all_to_all: DeviceAllToAll, rows_XW: torch.Tensor, into_RW: torch.Tensor
+    ) -> Transfer:
+        packed = self.space.take(all_to_all.sent, rows_XW.shape[1])
+        return all_to_all.send(rows_XW, into_RW, packed, self.group)

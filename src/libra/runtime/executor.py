@@ -2,29 +2,62 @@
 
     chunk          0           1           2
     dispatch    |=====|=====|=====|                        posted at once, in order
-    attend      |local work ...|  0  |  1  |  2  |         what waits for nothing hides the first
-    dispatch return                        |==0==|==1==|==2==|      only the last is exposed
+    attend      |local calls ...|  0  |  1  |  2  |        local calls hide the first dispatch
+    return                            |==0==|==1==|==2==|  only the last return is exposed
 
-Every worker of a pool issues the same collectives in the same order, whatever it has to compute.
-K and V may travel in two hops, see `exchange`, and so may their gradients, see `gradients`.
+Every worker of a pool posts the same collectives in the same order, whatever it has to compute.
+K and V may travel in two hops, see `exchange`, and so may their gradients, see `kv_grad_reduce`.
 Legend: T local rows, N heads, D key dim, E value dim.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 
 from libra.plan.rank_plan import LOCAL
-from libra.runtime.buffers import fetched_chunks, kv_chunks, q_chunks
-from libra.runtime.device_plan import DevicePlan
-from libra.runtime.exchange import Exchange, Return
-from libra.runtime.gradients import Homeward, Partial, Sum
+from libra.runtime.all_to_all import Transfer
+from libra.runtime.device_plan import DeviceCall, DevicePlan
+from libra.runtime.exchange import Exchange, PendingOutput
 from libra.runtime.kernels.interface import Buffers, Grads
+from libra.runtime.kv_grad_reduce import CastScratch, KVGradReduce
 from libra.runtime.torch_private import stage
-from libra.runtime.workspace import Workspace
+from libra.runtime.workspace import Operand, Space, Workspace
 
 Tensor = torch.Tensor
+
+
+class ForwardResult(NamedTuple):
+    """Output of a forward, and tensors that its backward reads; those that none will are empty."""
+
+    out_TNE: Tensor
+    lse: Tensor
+    """Flat LSE of the segments computed here, fp32 (fp64 for fp64)."""
+    peer_out: Tensor
+    """Outputs computed for other workers, flat."""
+    fetched: Tensor
+    """Q, K and V of other workers, flat; empty if the backward fetches them again."""
+
+
+class _Operands(NamedTuple):
+    """Arguments of the kernel in both passes."""
+
+    q: Operand
+    k: Operand
+    v: Operand
+    out: Operand
+    lse: Tensor
+
+
+class _GradOperands(NamedTuple):
+    """Arguments of the kernel in the backward only."""
+
+    dout: Operand
+    dq: Operand
+    dk: Operand
+    dv: Operand
 
 
 def forward(
@@ -36,65 +69,47 @@ def forward(
     v_TNE: Tensor,
     scale: float,
     *,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Attention of this worker's rows, wherever it is computed.
-
-    Returns (out [T, N, E], flat LSE of the segments computed here, outputs computed for others,
-    fetched Q/K/V).  `keep` says that `backward` will need the last three, or all but the fetched
-    where it fetches again; what it does not need is empty.
-    """
+    save_for_backward: bool,
+) -> ForwardResult:
+    """Attention of this worker's rows, on whichever worker it is computed."""
+    # Allocate: tensors that a backward needs stand alone, all others are cut from the workspace.
     q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
-    heads, memory = device_plan.heads, device_plan.memory
-    keep_fetched = keep and not device_plan.refetch
-    from_workspace = memory.forward
-    from_workspace += (0 if keep_fetched else memory.fetched) + (0 if keep else memory.outputs)
-    (space,) = workspace.open(q_TND.device, (q_TND.dtype, from_workspace))
-
-    def buffer(kept: bool, elements: int) -> Tensor:
-        return q_TND.new_empty(elements) if kept else space.take(elements)
-
-    fetched_flat, remote_flat = buffer(keep_fetched, memory.fetched), buffer(keep, memory.outputs)
-    fetched = fetched_chunks(fetched_flat, device_plan)
-    remote = q_chunks(remote_flat, device_plan, heads.value_dim)
-    out_TNE = q_TND.new_empty((q_TND.shape[0], heads.q, heads.value_dim))
+    memory, value_dim = device_plan.memory, device_plan.heads.value_dim
+    save_fetched = save_for_backward and not device_plan.refetch
+    elements = memory.forward
+    elements += 0 if save_fetched else memory.fetched
+    elements += 0 if save_for_backward else memory.outputs
+    (space,) = workspace.open(q_TND.device, (q_TND.dtype, elements))
+    fetched = _allocate(q_TND, space, memory.fetched, saved=save_fetched)
+    peer_out = _allocate(q_TND, space, memory.outputs, saved=save_for_backward)
+    out_TNE = q_TND.new_empty((q_TND.shape[0], device_plan.heads.q, value_dim))
     _zero_padding(device_plan, out_TNE)
-    lse = q_TND.new_empty(device_plan.rank_plan.lse_size, dtype=_exact(q_TND.dtype))
+    lse = q_TND.new_empty(device_plan.lse_size, dtype=_accumulator(q_TND.dtype))
+    q, k, v = device_plan.operands(q_TND, k_TND, v_TNE, fetched)
+    operands = _Operands(q, k, v, device_plan.q_operand(out_TNE, peer_out, value_dim), lse)
 
-    def attend(chunk: int) -> None:
-        for launch in device_plan.launches_of(chunk):
-            at_q, at_kv = launch.q_buffer, launch.kv_buffer
-            with stage("attend"):
-                buffers = Buffers(
-                    q_TND if at_q == LOCAL else fetched.q_RND[at_q],
-                    k_TND if at_kv == LOCAL else fetched.k_RND[at_kv],
-                    v_TNE if at_kv == LOCAL else fetched.v_RNE[at_kv],
-                    out_TNE if at_q == LOCAL else remote[at_q],
-                    lse[launch.lse],
-                )
-                device_plan.kernel.forward(launch.prepared, buffers, scale)
-
+    # Dispatch all chunks at once.
     exchange = Exchange(device_plan, group, space)
-    inbound = [
-        exchange.fetch(chunk, q_TND, k_TND, v_TNE, fetched) for chunk in range(device_plan.chunks)
-    ]
-    returns: list[Return] = []
-    early = device_plan.idle_forward
-    for chunk in range(early):  # so that who computes them need not wait for our own work to end
-        returns += exchange.post_return(chunk, remote[chunk], out_TNE)
-    attend(LOCAL)
-    for chunk in range(device_plan.chunks):
-        exchange.land(chunk, inbound)
-        attend(chunk)
-        if chunk >= early:
-            returns += exchange.post_return(chunk, remote[chunk], out_TNE)
-    for returned in returns:
-        returned.finish()
-    return (
+    chunks, idle = range(device_plan.chunks), device_plan.idle_forward
+    inbound = [exchange.dispatch(chunk, q, k, v) for chunk in chunks]
+
+    # Attend and return, chunk by chunk; returns of idle chunks come before all computation.
+    pending = [exchange.post_return(n, operands.out, inbound[n].q) for n in chunks[:idle]]
+    _attend(device_plan, LOCAL, operands, scale)
+    for chunk in chunks:
+        exchange.complete(chunk, inbound)
+        _attend(device_plan, chunk, operands, scale)
+        if chunk >= idle:
+            pending.append(exchange.post_return(chunk, operands.out, inbound[chunk].q))
+    for output in pending:
+        if output is not None:
+            output.finish()
+    nothing = q_TND.new_empty(0)
+    return ForwardResult(
         out_TNE,
-        lse if keep else lse.new_empty(0),
-        remote_flat if keep else q_TND.new_empty(0),
-        fetched_flat if keep_fetched else q_TND.new_empty(0),
+        lse if save_for_backward else lse.new_empty(0),
+        peer_out if save_for_backward else nothing,
+        fetched if save_fetched else nothing,
     )
 
 
@@ -107,107 +122,155 @@ def backward(
     k_TND: Tensor,
     v_TNE: Tensor,
     scale: float,
-    out_TNE: Tensor,
-    lse: Tensor,
-    remote_flat: Tensor,
-    fetched_flat: Tensor,
+    saved: ForwardResult,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of this worker's q, k and v, the same shapes.
+    """Gradients of this worker's q, k and v, in their shapes.
 
-    dK and dV sum in fp32 (fp64 for fp64): this worker's own part, then the others' chunk by chunk
-    in worker order, so that a run repeats itself bit for bit; relays add theirs in worker order
-    too.
+    dK and dV are summed in fp32 (fp64 for fp64): this worker's own part first, then the parts of
+    other workers, chunk by chunk in worker order, so that repeated runs are bit-identical.
     """
+    # Allocate.
     q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
-    dout_TNE = dout_TNE.contiguous()
-    heads, memory = device_plan.heads, device_plan.memory
-    exact_dtype = _exact(q_TND.dtype)
-    exact, space = workspace.open(
-        q_TND.device, (exact_dtype, memory.exact), (q_TND.dtype, memory.backward)
+    memory, accum_dtype = device_plan.memory, _accumulator(q_TND.dtype)
+    accum, space = workspace.open(
+        q_TND.device, (accum_dtype, memory.exact), (q_TND.dtype, memory.backward)
     )
-    if device_plan.refetch:
-        fetched_flat = space.take(memory.fetched)
-    fetched = fetched_chunks(fetched_flat, device_plan)
-    remote = q_chunks(remote_flat, device_plan, heads.value_dim)
-    dremote = q_chunks(space.take(memory.outputs), device_plan, heads.value_dim)
-    dq_R = q_chunks(space.take(memory.fetched_q), device_plan, heads.dim)
-    dk_R, dv_R = kv_chunks(exact.take(memory.fetched_kv).zero_(), device_plan)
+    fetched = space.take(memory.fetched) if device_plan.refetch else saved.fetched
+    q, k, v = device_plan.operands(q_TND, k_TND, v_TNE, fetched)
+    out = device_plan.q_operand(saved.out_TNE, saved.peer_out, device_plan.heads.value_dim)
+    operands = _Operands(q, k, v, out, saved.lse)
+    grads = _allocate_grads(device_plan, accum, space, dout_TNE.contiguous(), operands)
+    scratch = CastScratch(*(accum.take(elements) for elements in memory.wide))
+
+    # Dispatch all chunks at once: dO, and K, V and Q again where they were not saved.
+    exchange = Exchange(device_plan, group, space)
+    chunks, idle = range(device_plan.chunks), device_plan.idle_backward
+    douts, inbound = [], []
+    for chunk in chunks:
+        douts.append(exchange.post_queries(chunk, grads.dout))
+        if device_plan.refetch:
+            inbound.append(exchange.dispatch(chunk, q, k, v))
+    queries = [arriving.q for arriving in inbound] if device_plan.refetch else douts
+
+    # Attend and return, chunk by chunk, as in the forward.
+    returns = _GradReturns(exchange, scratch, grads)
+    for chunk in chunks[:idle]:
+        returns.post(chunk, queries[chunk])
+    _attend_backward(device_plan, LOCAL, operands, grads, scale)
+    for chunk in chunks:
+        if (dout := douts[chunk]) is not None:
+            with stage("wait"):
+                dout.wait()
+        if device_plan.refetch:
+            exchange.complete(chunk, inbound)
+        _attend_backward(device_plan, chunk, operands, grads, scale)
+        if chunk >= idle:
+            returns.post(chunk, queries[chunk])
+    returns.finish()
+    return grads.dq.local, grads.dk.local.to(k_TND.dtype), grads.dv.local.to(v_TNE.dtype)
+
+
+class _GradReturns:
+    """Returns of dQ, dK and dV, posted chunk by chunk in an order that all workers share."""
+
+    def __init__(self, exchange: Exchange, scratch: CastScratch, grads: _GradOperands) -> None:
+        self._exchange = exchange
+        self._scratch = scratch
+        self._grads = grads
+        self._pending: list[PendingOutput | KVGradReduce] = []
+        self._blocked: list[KVGradReduce] = []
+        """Reductions whose second hop is under way and would block the thread."""
+
+    def post(self, chunk: int, queries: Transfer | None) -> None:
+        """Post the gradients that are complete after `chunk`."""
+        self._send_blocked()
+        reduces = [
+            KVGradReduce(self._exchange, self._scratch, buffer, grad)
+            for buffer in self._exchange.device_plan.kv_returns[chunk]
+            for grad in (self._grads.dk, self._grads.dv)
+        ]
+        for reduce in reduces:
+            reduce.collect()
+        dq = self._exchange.post_return(chunk, self._grads.dq, queries)
+        if dq is not None:
+            self._pending.append(dq)
+        for reduce in reduces:
+            if reduce.blocks:
+                self._blocked.append(reduce)
+            else:
+                reduce.send()
+                self._pending.append(reduce)
+
+    def finish(self) -> None:
+        """Wait for all gradients and add them up."""
+        self._send_blocked()
+        for pending in self._pending:
+            pending.finish()
+
+    def _send_blocked(self) -> None:
+        for reduce in self._blocked:
+            reduce.send()
+            self._pending.append(reduce)
+        self._blocked.clear()
+
+
+def _attend(device_plan: DevicePlan, chunk: int, operands: _Operands, scale: float) -> None:
+    """Run the kernel calls that wait for `chunk`."""
+    for call in device_plan.calls_of(chunk):
+        with stage("attend"):
+            device_plan.kernel.forward(call.prepared, _buffers(call, operands), scale)
+
+
+def _attend_backward(
+    device_plan: DevicePlan,
+    chunk: int,
+    operands: _Operands,
+    grads: _GradOperands,
+    scale: float,
+) -> None:
+    """Run the kernel's backward of the calls that wait for `chunk`."""
+    for call in device_plan.calls_of(chunk):
+        at_q, at_kv = call.q_buffer, call.kv_buffer
+        with stage("attend_backward"):
+            call_grads = Grads(grads.dout[at_q], grads.dq[at_q], grads.dk[at_kv], grads.dv[at_kv])
+            device_plan.kernel.backward(call.prepared, _buffers(call, operands), call_grads, scale)
+
+
+def _buffers(call: DeviceCall, operands: _Operands) -> Buffers:
+    """Tensors that a call addresses: local ones, or those of a chunk."""
+    q, k, v, out, lse = operands
+    at_q, at_kv = call.q_buffer, call.kv_buffer
+    return Buffers(q[at_q], k[at_kv], v[at_kv], out[at_q], lse[call.lse])
+
+
+def _allocate(like: Tensor, space: Space, elements: int, *, saved: bool) -> Tensor:
+    """A flat tensor of its own if a backward will need it, else a part of the workspace."""
+    return like.new_empty(elements) if saved else space.take(elements)
+
+
+def _allocate_grads(
+    device_plan: DevicePlan, accum: Space, space: Space, dout_TNE: Tensor, operands: _Operands
+) -> _GradOperands:
+    """Gradients of both sides of every call; sums of dK and dV start at zero."""
+    memory, heads = device_plan.memory, device_plan.heads
+    q_TND, k_TND, v_TNE = operands.q.local, operands.k.local, operands.v.local
+    peer_dout, peer_dq = space.take(memory.outputs), space.take(memory.fetched_q)
+    peer_dkv = accum.take(memory.fetched_kv).zero_()
     dq_TND = torch.empty_like(q_TND)
     _zero_padding(device_plan, dq_TND)
-    if exact_dtype == q_TND.dtype:
+    if accum.dtype == q_TND.dtype:
         dk_TND, dv_TNE = torch.zeros_like(k_TND), torch.zeros_like(v_TNE)
-    else:  # the results are narrower
-        dk_TND, dv_TNE = (exact.take(*local.shape).zero_() for local in (k_TND, v_TNE))
-
-    def attend(chunk: int) -> None:
-        for launch in device_plan.launches_of(chunk):
-            at_q, at_kv = launch.q_buffer, launch.kv_buffer
-            with stage("attend_backward"):
-                buffers = Buffers(
-                    q_TND if at_q == LOCAL else fetched.q_RND[at_q],
-                    k_TND if at_kv == LOCAL else fetched.k_RND[at_kv],
-                    v_TNE if at_kv == LOCAL else fetched.v_RNE[at_kv],
-                    out_TNE if at_q == LOCAL else remote[at_q],
-                    lse[launch.lse],
-                )
-                grads = Grads(
-                    dout_TNE if at_q == LOCAL else dremote[at_q],
-                    dq_TND if at_q == LOCAL else dq_R[at_q],
-                    dk_TND if at_kv == LOCAL else dk_R[at_kv],
-                    dv_TNE if at_kv == LOCAL else dv_R[at_kv],
-                )
-                device_plan.kernel.backward(launch.prepared, buffers, grads, scale)
-
-    exchange = Exchange(device_plan, group, space)
-    inbound, inbound_dout = [], []
-    for chunk in range(device_plan.chunks):
-        inbound_dout.append(exchange.send_along(chunk, dout_TNE, dremote[chunk]))
-        if device_plan.refetch:
-            inbound.append(exchange.fetch(chunk, q_TND, k_TND, v_TNE, fetched))
-    wide = [exact.take(elements) for elements in memory.wide]
-    homeward = Homeward(device_plan, group, space, *wide)
-    returns: list[Return | Sum] = []
-    waiting: list[Partial] = []
-
-    def post_returns(chunk: int) -> None:
-        for partial in waiting:
-            returns.extend(homeward.send_home(partial))
-        waiting.clear()
-        fresh = [
-            homeward.collect(n, sums[n], local)
-            for n in device_plan.kv_returns[chunk]
-            for sums, local in ((dk_R, dk_TND), (dv_R, dv_TNE))
-        ]
-        returns.extend(exchange.post_return(chunk, dq_R[chunk], dq_TND))
-        for partial in fresh:
-            if device_plan.blocks[partial.buffer]:
-                waiting.append(partial)
-            else:
-                returns.extend(homeward.send_home(partial))
-
-    early = device_plan.idle_backward  # as in forward
-    for chunk in range(early):
-        post_returns(chunk)
-    attend(LOCAL)
-    for chunk in range(device_plan.chunks):
-        if inbound_dout[chunk]:
-            with stage("wait"):
-                for flight in inbound_dout[chunk]:
-                    flight.wait()
-        if device_plan.refetch:
-            exchange.land(chunk, inbound)
-        attend(chunk)
-        if chunk >= early:
-            post_returns(chunk)
-    for partial in waiting:
-        returns.extend(homeward.send_home(partial))
-    for returned in returns:
-        returned.finish()
-    return dq_TND, dk_TND.to(k_TND.dtype), dv_TNE.to(v_TNE.dtype)
+    else:  # the results are cast from these sums
+        dk_TND, dv_TNE = (accum.take(*local.shape).zero_() for local in (k_TND, v_TNE))
+    return _GradOperands(
+        device_plan.q_operand(dout_TNE, peer_dout, heads.value_dim),
+        device_plan.q_operand(dq_TND, peer_dq, heads.dim),
+        *device_plan.kv_operands(dk_TND, dv_TNE, peer_dkv),
+    )
 
 
-def _exact(dtype: torch.dtype) -> torch.dtype:
-    """What sums and the LSE are kept in."""
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Dtype of the LSE and of sums of dK and dV."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -152,7 +152,7 @@ class Microbatch:
                 k_TND,
                 v_TNE,
                 scale,
-                keep=keep,
+                save_for_backward=keep,
             )
 
     def refuse(self, problem: str) -> None:
@@ -192,10 +192,7 @@ class Microbatch:
                 k_TND,
                 v_TNE,
                 scale,
-                out_TNE,
-                lse,
-                remote,
-                fetched,
+                executor.ForwardResult(out_TNE, lse, remote, fetched),
             )
 
     def _device_plan(self, heads: HeadShape, device: torch.device) -> DevicePlan:

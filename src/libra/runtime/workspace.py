@@ -1,31 +1,21 @@
-"""Memory that the calls of one pool use in turn: what is under way, and gradients on their way."""
+"""Device memory of attention calls: one workspace that all layers of a pool use in turn.
+
+    workspace of a stream   | accumulators (fp32) | packed rows | returns | ... |
+                              Space.take cuts pieces off from front to back
+
+A pool keeps one flat allocation per device and stream, as large as its largest call.  `Operand`
+cuts another flat tensor into the rows of each chunk, so that autograd saves one tensor per kind
+instead of one per chunk.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
-
-class Space:
-    """A flat buffer that is cut from front to back."""
-
-    __slots__ = ("_at", "_flat")
-
-    def __init__(self, flat: torch.Tensor) -> None:
-        self._flat = flat
-        self._at = 0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of what it gives."""
-        return self._flat.dtype
-
-    def take(self, *shape: int) -> torch.Tensor:
-        """The next elements, with whatever they hold, as a contiguous tensor of that shape."""
-        start, self._at = self._at, self._at + math.prod(shape)
-        assert self._at <= len(self._flat), "the workspace is smaller than its plan"
-        return piece(self._flat, start, shape)
+from libra.plan.rank_plan import LOCAL
 
 
 def piece(flat: torch.Tensor, start: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -36,27 +26,49 @@ def piece(flat: torch.Tensor, start: int, shape: tuple[int, ...]) -> torch.Tenso
     return flat.as_strided(shape, strides, flat.storage_offset() + start)
 
 
-class Workspace:
-    """Memory that the calls of one pool use in turn, layer after layer, and give back at the end.
+class Space:
+    """A flat buffer from which contiguous tensors are cut, from front to back."""
 
-    A call waits, in its stream, for all transfers that touch what it took, so the next call in that
-    stream may begin anew; one that raises does not, and has to `release` it.  Each stream has its
-    own.
+    __slots__ = ("_at", "_flat")
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._flat = flat
+        self._at = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the tensors that `take` returns."""
+        return self._flat.dtype
+
+    def take(self, *shape: int) -> torch.Tensor:
+        """The next elements as a contiguous tensor of that shape, uninitialised."""
+        start, self._at = self._at, self._at + math.prod(shape)
+        assert self._at <= len(self._flat), "the workspace is smaller than its plan"
+        return piece(self._flat, start, shape)
+
+
+class Workspace:
+    """Memory that the calls of one pool use in turn, layer after layer, until the pool is closed.
+
+    A call waits, in its stream, for all transfers that touch its memory, so the next call in that
+    stream may overwrite all of it.  A call that raises does not wait: it has to `release` the
+    workspace.  Each stream has an allocation of its own.
     """
 
     def __init__(self) -> None:
         self._bytes: dict[tuple[torch.device, int], torch.Tensor] = {}
 
     def open(self, device: torch.device, *parts: tuple[torch.dtype, int]) -> list[Space]:
-        """Room for so many elements of each dtype, wider dtypes first, which no earlier call of
-        this stream uses any longer.
+        """One space per (dtype, elements), wider dtypes first so that each space is aligned.
+
+        The memory is no longer in use by earlier calls of the current stream.
         """
         stream = torch.cuda.current_stream(device).stream_id if device.type == "cuda" else 0
         nbytes = sum(dtype.itemsize * elements for dtype, elements in parts)
         flat = self._bytes.get((device, stream))
         if flat is None or len(flat) < nbytes:
             self._bytes.pop((device, stream), None)
-            flat = None  # freed first: never hold both
+            flat = None  # free the old allocation before making the new one
             with torch.inference_mode(False):  # a later call may record gradients
                 flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
             self._bytes[device, stream] = flat
@@ -68,12 +80,34 @@ class Workspace:
         return spaces
 
     def release(self) -> None:
-        """Let go of the memory, to which transfers that are under way still hold; a later call
-        takes it anew.
-        """
+        """Drop the memory; a later call allocates anew.  Transfers under way keep theirs alive."""
         self._bytes.clear()
 
     @property
     def nbytes(self) -> int:
-        """Bytes it holds."""
+        """Bytes allocated now."""
         return sum(flat.nbytes for flat in self._bytes.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operand:
+    """One argument of the attention kernel, wherever its rows lie.
+
+    `operand[LOCAL]` is the worker's own tensor, `operand[chunk]` [R, N, D] the rows that other
+    workers sent, or will receive, with that chunk.  Views are cut on access: most calls need few.
+    """
+
+    local: torch.Tensor
+    flat: torch.Tensor
+    """Rows of all chunks, one chunk after the other."""
+    starts: tuple[int, ...]
+    """Row at which each chunk starts, and the number of rows."""
+    heads: int
+    """N, heads of one head group."""
+    dim: int
+
+    def __getitem__(self, buffer: int) -> torch.Tensor:
+        if buffer == LOCAL:
+            return self.local
+        start, stop = self.starts[buffer : buffer + 2]
+        return piece(self.flat, start * self.heads * self.dim, (stop - start, self.heads, self.dim))

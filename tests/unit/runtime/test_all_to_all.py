@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from libra.runtime.transport import Flight, aside
+from libra.runtime.all_to_all import Transfer, on_stream
 
 
 def test_the_stream_aside_begins_behind_the_current_one() -> None:
@@ -17,7 +17,7 @@ def test_the_stream_aside_begins_behind_the_current_one() -> None:
     with (
         mock.patch.object(torch.cuda, "current_stream", return_value=current),
         mock.patch.object(torch.cuda, "stream", calls.entered),
-        aside(stream),
+        on_stream(stream),
     ):
         calls.work()
     steps = [name for name, *_ in calls.mock_calls if "__" not in name]
@@ -27,18 +27,19 @@ def test_the_stream_aside_begins_behind_the_current_one() -> None:
 
 
 def test_without_one_work_stays_in_the_current_stream() -> None:
-    with mock.patch.object(torch.cuda, "stream") as entered, aside(None):
+    with mock.patch.object(torch.cuda, "stream") as entered, on_stream(None):
         pass
     assert not entered.called
 
 
-def flight(device: str, work: Any) -> Flight:
-    return Flight(torch.empty(1, device=device), work, mock.Mock())
+def transfer(device: str, work: Any) -> Transfer:
+    rows = torch.empty(1, device=device)
+    return Transfer(rows, rows, work, mock.Mock())
 
 
 def test_two_streams_may_wait_for_what_arrives() -> None:
     work = mock.Mock()
-    under_way = flight("meta", work)  # any device whose streams wait, not this thread
+    under_way = transfer("meta", work)  # any device whose streams wait, not this thread
     under_way.wait()
     under_way.wait()
     assert work.wait.call_count == 2
@@ -47,7 +48,7 @@ def test_two_streams_may_wait_for_what_arrives() -> None:
 def test_on_a_cpu_the_rows_have_arrived_and_are_not_waited_for_again() -> None:
     work = mock.Mock()
     work.is_completed.return_value = True
-    under_way = flight("cpu", work)
+    under_way = transfer("cpu", work)
     under_way.wait()
     under_way.wait()
     assert work.wait.call_count == 1

@@ -1,0 +1,140 @@
+"""One all-to-all of rows, and the way back: a gather, then a nonblocking collective.
+
+    send        rows[send_index] -> packed -> all-to-all -> arrived rows, ordered by sender
+    send_back   rows in the order in which they arrived -> all-to-all -> rows in `send_index` order
+
+Rows are head-group rows: a tensor [rows, heads of all head groups, dim] seen as
+[rows * head groups, heads of one group * dim].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from libra.plan.all_to_all import AllToAll
+from libra.runtime.failure import finish
+
+
+class Transfer:
+    """A collective under way.  Until `wait` returns, nothing may read the rows that arrive, nor
+    overwrite the rows that are sent.
+    """
+
+    __slots__ = ("_arrives", "_group", "_work", "sent")
+
+    def __init__(
+        self,
+        arrives: torch.Tensor,
+        sent: torch.Tensor,
+        work: dist.Work,
+        group: dist.ProcessGroup,
+    ) -> None:
+        self.sent = sent
+        """Rows that are sent.  `send_back` of the same all-to-all may arrive in their place: a
+        worker returns rows only after it has received them."""
+        self._arrives = arrives
+        self._work: dist.Work | None = work
+        self._group = group
+
+    def wait(self) -> torch.Tensor:
+        """The arrived rows, ready to read on the current stream; several streams may wait."""
+        if self._work is None:
+            pass
+        elif self._arrives.device.type == "cpu":
+            finish(self._work, self._group)
+            self._work = None
+        else:
+            self._work.wait()  # the stream waits, not this thread
+        return self._arrives
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceAllToAll:
+    """An `AllToAll` with its index on the device and its splits as the collective takes them."""
+
+    send_index: torch.Tensor
+    """Rows to send, ordered by destination, int64 [sent]."""
+    send_splits: list[int]
+    recv_splits: list[int]
+    sent: int
+    received: int
+    moves: bool
+    """Whether any worker of the pool sends anything; equal on all workers."""
+    destinations: list[tuple[int, int]]
+    """Ranges of `send_index`, one per destination in worker order, empty ones left out."""
+
+    def send(
+        self,
+        rows: torch.Tensor,
+        into: torch.Tensor,
+        packed: torch.Tensor,
+        group: dist.ProcessGroup,
+    ) -> Transfer:
+        """Gather `rows` [any, width] into `packed` [sent, width] and send them; `into`
+        [received, width] is written.
+        """
+        torch.index_select(rows, 0, self.send_index, out=packed)
+        work = dist.all_to_all_single(
+            into, packed, self.recv_splits, self.send_splits, group=group, async_op=True
+        )
+        return Transfer(into, packed, work, group)
+
+    def send_back(
+        self, rows: torch.Tensor, into: torch.Tensor, group: dist.ProcessGroup
+    ) -> Transfer:
+        """Send `rows` [received, width] back to the workers from which such rows came; `into`
+        [sent, width] is written, in the order of `send_index`.
+        """
+        work = dist.all_to_all_single(
+            into, rows, self.send_splits, self.recv_splits, group=group, async_op=True
+        )
+        return Transfer(into, rows, work, group)
+
+
+def upload(planned: AllToAll, device: torch.device) -> DeviceAllToAll:
+    """Copy the index of a planned all-to-all to the device; done once per plan."""
+    send_splits = planned.send_splits.tolist()
+    destinations, at = [], 0
+    for rows in send_splits:
+        if rows:
+            destinations.append((at, at + rows))
+        at += rows
+    return DeviceAllToAll(
+        send_index=torch.from_numpy(planned.send).to(device, non_blocking=True),
+        send_splits=send_splits,
+        recv_splits=planned.recv_splits.tolist(),
+        sent=at,
+        received=planned.received,
+        moves=planned.moves,
+        destinations=destinations,
+    )
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Run on `stream`, after all work that the current stream has so far; None stays on the
+    current stream.
+
+    Afterwards the current stream has to wait for the last transfer that was posted inside, before
+    it uses any tensor that the work inside wrote.
+    """
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with torch.cuda.stream(stream):
+        yield
+
+
+def head_group_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """A contiguous [rows, heads of all head groups, dim] as [rows * head groups, heads * dim].
+
+    Example: 8 heads in groups of `heads` = 2 make 4 head-group rows per token; token t's heads 4
+    and 5 are row 4 * t + 2.
+    """
+    return tensor.view(-1, heads * tensor.shape[2])

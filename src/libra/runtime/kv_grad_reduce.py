@@ -1,0 +1,128 @@
+"""Gradients of K and V, from the workers that computed parts of them to the holders of the rows.
+
+The sum goes the way of `exchange` in reverse:
+
+    hop 2      the other readers -> first reader, who adds the rows to its own sums
+    hop 1      first readers and readers of unshared rows -> holder, who adds all of them up
+
+Hop 1 has to wait for hop 2.  A GPU's second stream waits; on a CPU the thread waits, one chunk
+later.  Sums are accumulated in fp32 (fp64 for fp64) and travel in the dtype of the tensors.
+
+Legend: T local rows, R buffer rows, N heads, D key dim, E value dim; `_XW` and `_RW` are tensors
+seen as head-group rows of width W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from libra.runtime.all_to_all import Transfer, head_group_rows, on_stream
+from libra.runtime.exchange import Exchange
+from libra.runtime.torch_private import stage
+from libra.runtime.workspace import Operand, piece
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CastScratch:
+    """Flat fp32 scratch in which rows are cast or permuted before they are added.
+
+    There are two, because the two hops add in different streams.
+    """
+
+    holders: torch.Tensor
+    first_readers: torch.Tensor
+
+
+class KVGradReduce:
+    """dK or dV of one kv buffer on its way to the holders: `collect`, `send`, then `finish`."""
+
+    def __init__(
+        self, exchange: Exchange, scratch: CastScratch, buffer: int, grads: Operand
+    ) -> None:
+        plan, heads = exchange.device_plan, exchange.device_plan.head_groups.kv_heads
+        self.blocks = plan.hop_blocks[buffer]
+        """Whether `send` blocks the thread until the rows of hop 2 have arrived."""
+        self._exchange = exchange
+        self._scratch = scratch
+        self._first, self._second = plan.kv[buffer], plan.kv_multicast[buffer]
+        self._permutation = plan.permutations[buffer]
+        self._sums_RW = head_group_rows(grads[buffer], heads)
+        self._local_XW = head_group_rows(grads.local, heads)
+        self._collected: Transfer | None = None
+        self._returned: Transfer | None = None
+        self._cast_RW = self._sums_RW
+        """Room for the sums in the dtype that travels, where they have to be permuted too."""
+        if (
+            self._permutation.buffer_of_landed is not None
+            and self._sums_RW.dtype != exchange.space.dtype
+        ):
+            self._cast_RW = exchange.space.take(*self._sums_RW.shape)
+
+    def collect(self) -> None:
+        """Add the sums of this worker's own rows to its local gradient, and post hop 2."""
+        arrived = self._first.received + self._second.received
+        own, buffer_of_landed = self._permutation.own, self._permutation.buffer_of_landed
+        if own is not None:
+            own_RW = self._sums_RW[arrived:]
+            if buffer_of_landed is not None:
+                own_RW = piece(self._scratch.holders, 0, (len(own), self._sums_RW.shape[1]))
+                torch.index_select(self._sums_RW, 0, buffer_of_landed[arrived:], out=own_RW)
+            self._local_XW.index_add_(0, own, own_RW)
+        if self._second.moves:
+            rows_RW = self._pack(self._first.received, arrived)
+            into = self._exchange.space.take(self._second.sent, rows_RW.shape[1])
+            self._collected = self._second.send_back(rows_RW, into, self._exchange.group)
+
+    def send(self) -> None:
+        """Add the rows of hop 2 to the sums, and post hop 1."""
+        if not self._first.moves:
+            return
+        stream = None if self._collected is None else self._exchange.device_plan.multicast_stream
+        with on_stream(stream):
+            if self._collected is not None:
+                rows = self._collected.wait()
+                index, ranges = self._permutation.passed_on, self._second.destinations
+                add_rows(self._sums_RW, index, ranges, rows, self._scratch.first_readers)
+            rows_RW = self._pack(0, self._first.received)
+            into = self._exchange.space.take(self._first.sent, rows_RW.shape[1])
+            self._returned = self._first.send_back(rows_RW, into, self._exchange.group)
+
+    def finish(self) -> None:
+        """Wait for the rows of hop 1 and add them to the local gradient."""
+        if self._returned is not None:
+            rows = self._returned.wait()
+            index, ranges = self._first.send_index, self._first.destinations
+            add_rows(self._local_XW, index, ranges, rows, self._scratch.holders)
+
+    def _pack(self, start: int, stop: int) -> torch.Tensor:
+        """Sums of the landed rows [start, stop), in the dtype that travels."""
+        buffer_of_landed = self._permutation.buffer_of_landed
+        packed_RW = self._exchange.space.take(stop - start, self._sums_RW.shape[1])
+        if buffer_of_landed is None:
+            return packed_RW.copy_(self._sums_RW[start:stop])
+        if self._cast_RW is not self._sums_RW:
+            self._cast_RW.copy_(self._sums_RW)
+        return torch.index_select(self._cast_RW, 0, buffer_of_landed[start:stop], out=packed_RW)
+
+
+def add_rows(
+    sums_XW: torch.Tensor,
+    index: torch.Tensor,
+    ranges: Sequence[tuple[int, int]],
+    rows: torch.Tensor,
+    scratch: torch.Tensor,
+) -> None:
+    """Add `rows` to `sums_XW` at `index`, one range after the other.
+
+    Each range has the rows of one worker, which are distinct.  So every sum has a fixed order and
+    repeated runs are bit-identical.
+    """
+    with stage("return"):
+        for start, stop in ranges:
+            part = rows[start:stop]
+            if part.dtype != sums_XW.dtype:
+                part = piece(scratch, 0, tuple(part.shape)).copy_(part)
+            sums_XW.index_add_(0, index[start:stop], part)
