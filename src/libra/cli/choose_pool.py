@@ -1,4 +1,7 @@
-"""From a corpus to one pool of it: pack, take a window, group its packs, take a pool."""
+"""From a corpus to one pool of it: pack the samples, take a window, group its packs, take a pool.
+
+lengths ── pack_sequential ──> packs ── global_batch ──> window ── VRSP ──> pools ──> one pool
+"""
 
 from __future__ import annotations
 
@@ -8,44 +11,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.data.lengths import check_count
-from libra.data.packing import Packs, pack_sequential
+from libra.data.packing import pack_sequential
 from libra.data.vrsp import imbalance, place_packs, pool_loads
 
 IntArray = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChosenPool:
-    """One pool, and where it comes from."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOrigin:
+    """Where a pool comes from."""
 
+    file: str
+    """Name of the corpus."""
     samples: int
     """Samples of the corpus, those left out included."""
-    packs: Packs
-    """All packs of the corpus."""
+    dropped_samples: int
+    """Samples longer than a pack, which are left out."""
+    packs: int
+    """Packs of the whole corpus."""
     global_batch: int
     """Packs of a window."""
     window: int
     pool: int
     """Index of the pool in its window, in the order of VRSP."""
-    pools: IntArray
-    """Packs of every pool of the window, counted through the corpus, [pools, P]."""
+    pools: int
+    """Pools of a window."""
     pools_imbalance: float
     """max/mean - 1 over the pools of the window."""
+    pool_packs: list[int]
+    """Packs of the pool, counted through the corpus, in the order of its replicas."""
+    pool_samples: int
+    """Samples of the pool; pieces of a sample that was cut count each."""
 
-    @property
-    def members(self) -> IntArray:
-        """Packs of the pool, in the order of its replicas, [P]."""
-        return np.asarray(self.pools[self.pool])
 
-    @property
-    def cu_seqlens(self) -> list[NDArray[np.int32]]:
-        """Sample bounds of each pack of the pool."""
-        return [self.packs.cu_seqlens(int(pack)) for pack in self.members]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenPool:
+    """One pool of a corpus."""
 
-    @property
-    def pool_samples(self) -> int:
-        """Samples of the pool, pieces of cut ones counted each."""
-        return sum(len(self.packs.lengths_of(int(pack))) for pack in self.members)
+    origin: PoolOrigin
+    cu_seqlens: list[NDArray[np.int32]]
+    """Sample bounds of each pack of the pool."""
 
 
 def choose_pool(
@@ -56,8 +61,9 @@ def choose_pool(
     pool_size: int,
     window: int = 0,
     pool: int = 0,
+    file: str = "",
 ) -> ChosenPool:
-    """Pack `lengths` in sequence to `tokens`, dropping longer samples, and place one window.
+    """Pack `lengths` in sequence to `tokens`, drop longer samples, and take a pool of a window.
 
     Raises ValueError for a corpus that fills no window, and a window or pool that does not exist.
     """
@@ -73,18 +79,26 @@ def choose_pool(
         )
     first = window * global_batch
     workloads = packs.workloads[first : first + global_batch]
-    placed = place_packs(workloads, pool_size)
-    if pool >= len(placed):
+    pools = place_packs(workloads, pool_size)
+    if pool >= len(pools):
         raise ValueError(
-            f"--pool {pool} does not exist: a window has {len(placed)} pools "
+            f"--pool {pool} does not exist: a window has {len(pools)} pools "
             f"(--global-batch {global_batch} / --config.pool-size {pool_size}), counted from 0"
         )
+    members: list[int] = (pools[pool] + first).tolist()
     return ChosenPool(
-        samples=len(lengths),
-        packs=packs,
-        global_batch=global_batch,
-        window=window,
-        pool=pool,
-        pools=placed + first,
-        pools_imbalance=imbalance(pool_loads(workloads, placed)),
+        origin=PoolOrigin(
+            file=file,
+            samples=len(lengths),
+            dropped_samples=packs.dropped_samples,
+            packs=len(packs),
+            global_batch=global_batch,
+            window=window,
+            pool=pool,
+            pools=len(pools),
+            pools_imbalance=imbalance(pool_loads(workloads, pools)),
+            pool_packs=members,
+            pool_samples=sum(len(packs.lengths_of(pack)) for pack in members),
+        ),
+        cu_seqlens=[packs.cu_seqlens(pack) for pack in members],
     )

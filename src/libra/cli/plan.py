@@ -7,20 +7,21 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 
-from libra.cli.choose_pool import ChosenPool, choose_pool
+from libra.cli.choose_pool import choose_pool
 from libra.cli.console import table_console
-from libra.cli.plan_figures import PlanFigures, plan_figures
-from libra.cli.plan_json import figures_as_json
+from libra.cli.plan_report import PlanReport, report_plan
 from libra.cli.plan_table import print_plan
 from libra.cli.plan_trace import plan_trace
 from libra.config import HeadShape, PoolConfig
 from libra.corpus import load_lengths
-from libra.cost.timeline import TimeModel
+from libra.cost.attention_time import AttentionTime, PoolTimelines
+from libra.cost.description import describe
+from libra.cost.published import cluster_table
 from libra.data.lengths import check_count
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
@@ -66,11 +67,18 @@ class PlanOptions:
     bytes: int = 2
     """Bytes of an element: 2 for bf16 and fp16, 4 for fp32."""
 
-    config: PoolConfig = field(default_factory=PoolConfig)
-    """The pool's own settings."""
+    cluster: str = "h100"
+    """Times the modelled timeline: a preset (a100, h100, h200, b200), or a TOML file with a
+    [cluster] section; its [model] and [parallelism] sections then take the place of the options
+    above.
+    """
 
-    time: TimeModel = field(default_factory=TimeModel)
-    """Rates of the machine, for the modelled timeline.  Nodes, unless changed, are the config's."""
+    kernels: File = None
+    """A table that `libra calibrate` wrote; by default published figures for the GPU."""
+
+    config: PoolConfig = field(default_factory=PoolConfig)
+    """The pool's own settings.  Its ranks_per_node, unless changed, is what the cluster makes it.
+    """
 
     json: File = None
     """Write all figures to this file."""
@@ -89,9 +97,15 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
     """
     _check(options)
     console = console or table_console(_PIPE_COLUMNS)
-    time = options.time
-    if time.ranks_per_node == TimeModel().ranks_per_node:  # one node shape, unless two are given
-        time = replace(time, ranks_per_node=options.config.ranks_per_node)
+    described = describe(options.cluster)
+    heads, tp = _heads(options), 1
+    if (spread := described.parallelism) is not None:
+        tp = spread.tp
+        options = replace(
+            options, tokens=spread.tokens, cp=spread.cp, global_batch=spread.global_batch
+        )
+    if described.model is not None:
+        heads = described.model.heads(tp=tp, bytes=options.bytes)
     chosen = choose_pool(
         load_lengths(options.lengths),
         tokens=options.tokens,
@@ -99,22 +113,28 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
         pool_size=options.config.pool_size,
         window=options.window,
         pool=options.pool,
+        file=options.lengths.name,
     )
-    figures = plan_figures(
-        chosen.cu_seqlens,
+    table = cluster_table(described.cluster, heads, options.kernels)
+    report, lines = report_plan(
+        chosen,
         tokens=options.tokens,
         cp_size=options.cp,
-        config=options.config,
-        heads=HeadShape(
-            q=options.heads, kv=options.kv_heads, dim=options.head_dim, bytes=options.bytes
-        ),
-        model=time,
+        config=described.cluster.with_nodes(options.config, tp=tp),
+        heads=heads,
+        attention=AttentionTime(cluster=described.cluster, table=table, tp=tp),
     )
-    written = _write(options, chosen, figures)
-    print_plan(chosen, figures, console)
+    written = _write(options, report, lines)
+    print_plan(report, console)
     for what, path in written:
         console.print(f"{what:<10} {path}", highlight=False, markup=False)
     return 0
+
+
+def _heads(options: PlanOptions) -> HeadShape:
+    return HeadShape(
+        q=options.heads, kv=options.kv_heads, dim=options.head_dim, bytes=options.bytes
+    )
 
 
 def _check(options: PlanOptions) -> None:
@@ -150,28 +170,26 @@ def _check(options: PlanOptions) -> None:
 
 
 def _write(
-    options: PlanOptions, chosen: ChosenPool, figures: PlanFigures
+    options: PlanOptions, report: PlanReport, lines: PoolTimelines
 ) -> list[tuple[str, Path]]:
-    """Write the files that were asked for; what each is, and where."""
+    """Write the files that were asked for; the kind and path of each."""
     written = []
     if options.json is not None:
-        everything = {"corpus": _corpus(options, chosen), **figures_as_json(figures)}
-        _save(options.json, "json", lambda path: path.write_text(json.dumps(everything) + "\n"))
+        _save(options.json, "json", lambda path: path.write_text(report.to_json() + "\n"))
         written.append(("Figures", options.json))
     if options.trace is not None:
+        corpus = report.corpus
         about = {
-            "pool": f"pool {chosen.pool} of window {chosen.window} of {options.lengths.name}",
+            "pool": f"pool {corpus.pool} of window {corpus.window} of {corpus.file}",
             "modelled": "one layer, forward and then backward; no measurement",
         }
-        trace = plan_trace(
-            figures.forward, figures.backward, figures.traffic, cp_size=options.cp, about=about
-        )
+        trace = plan_trace(lines, cp_size=report.cp_size, about=about)
         _save(options.trace, "trace", lambda path: path.write_text(json.dumps(trace) + "\n"))
         written.append(("Trace", options.trace))
     if options.plot is not None:
         from libra.cli.plan_plot import draw_plan  # matplotlib: an extra, and slow to import
 
-        _save(options.plot, "plot", lambda path: draw_plan(figures, path))
+        _save(options.plot, "plot", lambda path: draw_plan(report, path))
         written.append(("Plot", options.plot))
     return written
 
@@ -184,20 +202,3 @@ def _save(path: Path, option: str, write: Callable[[Path], object]) -> None:
         raise ValueError(
             f"--{option} {path} cannot be written: {error.strerror or error}"
         ) from error
-
-
-def _corpus(options: PlanOptions, chosen: ChosenPool) -> dict[str, Any]:
-    packs = chosen.packs
-    return {
-        "file": options.lengths.name,
-        "samples": chosen.samples,
-        "dropped_samples": packs.dropped_samples,
-        "packs": len(packs),
-        "global_batch": chosen.global_batch,
-        "window": chosen.window,
-        "pool": chosen.pool,
-        "pools": len(chosen.pools),
-        "pools_imbalance": chosen.pools_imbalance,
-        "pool_packs": chosen.members.tolist(),
-        "pool_samples": chosen.pool_samples,
-    }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.cli.plan_figures import PlanFigures
+from libra.cli.plan_report import PlanReport
 from libra.cli.units import byte_unit, show_bytes
 from libra.data.vrsp import imbalance
 
@@ -51,7 +51,7 @@ _DECADES = 3.0
 """Of bytes, below the largest, that the colour scale tells apart."""
 
 
-def draw_plan(figures: PlanFigures, path: Path) -> None:
+def draw_plan(figures: PlanReport, path: Path) -> None:
     """Write the picture to `path`, .svg or .png by its suffix.
 
     Raises ValueError where matplotlib is missing, and OSError where `path` cannot be written.
@@ -73,11 +73,11 @@ def draw_plan(figures: PlanFigures, path: Path) -> None:
         )
 
 
-def plan_figure(figures: PlanFigures) -> Figure:
+def plan_figure(figures: PlanReport) -> Figure:
     """Both panels, load on the left and traffic on the right."""
     from matplotlib.figure import Figure
 
-    plan = figures.plan
+    plan = figures
     figure = Figure(figsize=(11.5, 5.2))
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12, wspace=0.04)
     load, traffic = figure.subplots(1, 2, width_ratios=(1.25, 1.0))
@@ -94,14 +94,14 @@ def plan_figure(figures: PlanFigures) -> Figure:
     return figure
 
 
-def _draw_load(ax: Axes, figures: PlanFigures) -> None:
+def _draw_load(ax: Axes, figures: PlanReport) -> None:
     """Loads in means of the pool, one step a worker."""
-    plan = figures.plan
-    name, before = "at home", plan.home_load
+    plan, workers = figures, figures.per_worker
+    name, before = "at home", workers.home_load
     if figures.ulysses is not None:
         name, before = "Ulysses", figures.ulysses.load
     edges = np.arange(plan.workers + 1, dtype=np.float64) - np.float64(0.5)
-    steps, after = _relative(before), _relative(plan.load)
+    steps, after = _relative(before), _relative(workers.load)
     target = 1 + plan.config.tolerance
     handles = [
         _draw_bars(ax, steps, edges, color=_BEFORE, label=f"before ({name})"),
@@ -112,7 +112,9 @@ def _draw_load(ax: Axes, figures: PlanFigures) -> None:
     handles[2].set_label(f"target, {target:g}")
     handles[3].set_label("mean")
     ax.stairs(steps, edges, baseline=None, color=_BEFORE, linewidth=1.8)  # over lower bars too
-    ax.set_title(f"Attention load: imbalance {imbalance(before):.2f} → {plan.imbalance:.2f}")
+    ax.set_title(
+        f"Attention load: imbalance {imbalance(before):.2f} → {plan.imbalance.planned:.2f}"
+    )
     ax.set_ylabel("load of a worker / mean")
     highest = np.maximum(steps, after)
     below_legend = max(highest[len(highest) // 2 :].max(), target)
@@ -133,12 +135,12 @@ def _draw_bars(
     return ax.stairs(heights, edges, fill=True, color=color, label=label)
 
 
-def _draw_traffic(ax: Axes, figures: PlanFigures) -> None:
+def _draw_traffic(ax: Axes, figures: PlanReport) -> None:
     """Forward bytes of every worker pair, on a log scale; pairs that exchange nothing are grey."""
     from matplotlib.colors import LogNorm
 
-    plan = figures.plan
-    moved = plan.traffic.sum(axis=0)
+    plan = figures
+    moved = np.sum(list(plan.traffic.values()), axis=0)
     most = max(int(moved.max()), 1)
     shown = np.ma.masked_equal(moved, 0)
     ax.set_facecolor(_NOTHING)
@@ -161,9 +163,9 @@ def _draw_traffic(ax: Axes, figures: PlanFigures) -> None:
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value / unit.bytes:g}")
 
 
-def _number_replicas(axis: Axis, figures: PlanFigures) -> None:
+def _number_replicas(axis: Axis, figures: PlanReport) -> None:
     """Ticks where replicas meet, their numbers in between."""
-    cp, workers = figures.plan.cp_size, figures.plan.workers
+    cp, workers = figures.cp_size, figures.workers
     replicas = np.arange(0, workers // cp, -(-workers // cp // _MOST_NUMBERS))
     axis.set_ticks(np.arange(0, workers + 1, cp) - 0.5, labels=[])
     axis.set_ticks(replicas * cp + (cp - 1) / 2, labels=map(str, replicas), minor=True)

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from libra.cost.timeline import Direction, Timeline, moved_bytes
+from libra.cost.attention_time import PoolTimelines
+from libra.cost.kernel_table import Direction
+from libra.cost.timeline import Timeline, moved_bytes
 from libra.plan.traffic import PoolTraffic
 
 Event = dict[str, Any]
@@ -51,25 +53,19 @@ class _Pass:
             }
 
 
-def plan_trace(
-    forward: Timeline,
-    backward: Timeline,
-    traffic: PoolTraffic,
-    *,
-    cp_size: int,
-    about: dict[str, Any],
-) -> dict[str, Any]:
-    """The whole trace, ready for JSON; `about` goes along as its metadata.
+def plan_trace(lines: PoolTimelines, *, cp_size: int, about: dict[str, Any]) -> dict[str, Any]:
+    """The whole trace, ready for JSON, with `about` as its metadata.
 
-    Times are microseconds.  What has no length has no event.
+    Times are microseconds.  Work and exchanges without a length have no event.
     """
     events: list[Event] = []
-    passes = _Pass("forward", forward, 0.0), _Pass("backward", backward, forward.makespan)
-    for worker in range(len(forward.local_end)):
+    forward = _Pass("forward", lines.forward, 0.0)
+    backward = _Pass("backward", lines.backward, lines.forward.makespan)
+    for worker in range(len(lines.forward.local_end)):
         events += _names(worker, cp_size)
-        for shown in passes:
-            events += _work(worker, shown, traffic)
-            events += _exchanges(worker, shown, traffic)
+        for shown in (forward, backward):
+            events += _work(worker, shown, lines.traffic)
+            events += _exchanges(worker, shown, lines.traffic)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 

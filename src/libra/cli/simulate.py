@@ -25,13 +25,10 @@ from libra.cli.simulate_table import print_study
 from libra.config import PoolConfig
 from libra.corpus import Format, load_lengths
 from libra.corpus.read import STDIN
-from libra.cost.description import Description, preset, read_description
-from libra.cost.hardware import CLUSTERS, Cluster
-from libra.cost.kernel_table import KernelTable
+from libra.cost.description import describe, preset
 from libra.cost.models import MODELS, Model
 from libra.cost.parallelism import Parallelism, Recompute
-from libra.cost.published import published_table
-from libra.cost.table_file import read_kernel_table
+from libra.cost.published import cluster_table
 from libra.data.lengths import check_count
 from libra.data.packing import LongerCut
 from libra.plan.head_groups import cut_heads
@@ -191,10 +188,8 @@ def _readable_twice(config: StudyConfig) -> Iterator[StudyConfig]:
 
 def make_study(options: SimulateOptions) -> StudyConfig:
     """The study that the options ask for.  Raises ValueError."""
-    described = _describe(options.cluster)
-    if described.cluster is None and options.cluster.lower() not in CLUSTERS:
-        raise ValueError(f"{options.cluster} has no [cluster] section; add one, or name a preset")
-    cluster = described.cluster or preset("cluster", options.cluster, CLUSTERS)
+    described = describe(options.cluster)
+    cluster = described.cluster
     model: Model = described.model or preset("model", options.model, MODELS)
     spread = described.parallelism or Parallelism(
         dp=options.dp,
@@ -230,9 +225,11 @@ def make_study(options: SimulateOptions) -> StudyConfig:
         model=model,
         cluster=cluster,
         parallelism=spread,
-        table=_table(options.kernels, cluster, model),
+        table=cluster_table(cluster, model.heads(tp=spread.tp), options.kernels),
         candidates=candidates,
-        config=_nodes(options.config, cluster, spread).replace(pool_size=candidates[0].pool_size),
+        config=cluster.with_nodes(options.config, tp=spread.tp).replace(
+            pool_size=candidates[0].pool_size
+        ),
         format=options.format,
         column=options.column,
         tokenizer=options.tokenizer,
@@ -247,31 +244,6 @@ def make_study(options: SimulateOptions) -> StudyConfig:
         journal=options.journal,
         seed=options.seed,
     )
-
-
-def _nodes(config: PoolConfig, cluster: Cluster, spread: Parallelism) -> PoolConfig:
-    """The configuration with the cluster's nodes, unless it names its own: a worker of a pool is
-    `tp` GPUs.
-    """
-    if config.ranks_per_node != PoolConfig().ranks_per_node:
-        return config
-    return config.replace(ranks_per_node=max(1, cluster.ranks_per_node // spread.tp))
-
-
-def _describe(cluster: str) -> Description:
-    """What a cluster file says; nothing for the name of a preset."""
-    if cluster.lower() in CLUSTERS:
-        return Description()
-    path = Path(cluster)
-    if path.suffix == ".toml" or path.exists():
-        return read_description(path)
-    return Description(cluster=preset("cluster", cluster, CLUSTERS))  # refuses it
-
-
-def _table(kernels: Path | None, cluster: Cluster, model: Model) -> KernelTable:
-    if kernels is None:
-        return published_table(cluster, key_dim=model.head_dim, value_dim=model.head_dim)
-    return read_kernel_table(kernels)
 
 
 def _candidates(options: SimulateOptions, spread: Parallelism, model: Model) -> Sequence[Candidate]:

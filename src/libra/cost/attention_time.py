@@ -1,4 +1,8 @@
-"""Predicted seconds of one layer's attention in a pool; what a replay measures of every plan."""
+"""Predicted seconds of one layer's attention in a pool, for `libra plan` and `libra simulate`.
+
+plan ──> kernel segments ── kernel table ──> seconds of each worker and chunk ─┐
+  └────> bytes of every exchange ── links of the cluster ──────────────────────┴─> Timeline
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,14 @@ from typing import Final
 
 import numpy as np
 
-from libra.cost.attend import attend_seconds
 from libra.cost.hardware import Cluster
-from libra.cost.kernel_table import KernelTable
-from libra.cost.timeline import Direction, Seconds, pool_timeline
+from libra.cost.kernel_table import DIRECTIONS, Direction, KernelTable
+from libra.cost.timeline import AttendSeconds, Timeline, pool_timeline
+from libra.plan.attention_calls import LOCAL
 from libra.plan.memory import pool_memory
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.traffic import PoolTraffic, pool_traffic
-from libra.plan.work import pool_work
+from libra.plan.work import Work, pool_work
 
 _MOVED: Final = (
     "dispatched",
@@ -26,6 +30,16 @@ _MOVED: Final = (
     "backward_returned",
 )
 """Bytes of a `PoolTraffic`, [chunks, workers, workers]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolTimelines:
+    """Both passes of one layer's attention in a pool."""
+
+    forward: Timeline
+    backward: Timeline
+    traffic: PoolTraffic
+    """The plan's own counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,37 +54,43 @@ class AttentionTime:
     """Tensor-parallel ranks that make up a worker."""
 
     overlap: bool = True
-    """False waits for the whole dispatch, then attends, then returns: no pipeliner."""
+    """False waits for the whole dispatch, then computes, then returns: no pipeliner."""
+
+    def timelines(self, plan: PoolPlan) -> PoolTimelines:
+        """Both passes of one layer, played in time."""
+        work = pool_work(plan)
+        traffic = pool_traffic(plan, work)
+
+        def play(direction: Direction) -> Timeline:
+            attend = attend_seconds(
+                work,
+                self.table,
+                workers=plan.workers,
+                chunks=plan.head_groups.chunks,
+                direction=direction,
+            )
+            played = traffic
+            if not self.overlap:
+                played, attend = _one_after_the_other(traffic, attend)
+            return pool_timeline(played, attend, self.cluster, direction=direction, tp=self.tp)
+
+        forward, backward = map(play, DIRECTIONS)
+        return PoolTimelines(forward=forward, backward=backward, traffic=traffic)
 
     def __call__(self, plan: PoolPlan) -> dict[str, float]:
         """Figures of one plan and layer, in seconds and bytes.
 
-        `forward_seconds`, `backward_seconds`: until the pool's last worker has all that it gets.
-        `compute_seconds`: both passes' attention of the busiest worker.
+        `forward_seconds`, `backward_seconds`: until the pool's last worker has all its results.
+        `compute_seconds`: attention of the busiest worker in both passes.
         `mean_compute_seconds`: the same of the mean worker.
-        `kept_bytes`: most that a worker keeps of others, or for them, until the backward.
-        `workspace_bytes`: most that a worker takes for one call at a time.
+        `kept_bytes`: most bytes that a worker keeps of others, or for them, until the backward.
+        `workspace_bytes`: most bytes that a worker allocates for one call at a time.
         """
-        work = pool_work(plan)
-        traffic, memory = pool_traffic(plan, work), pool_memory(plan)
-        chunks = plan.head_groups.chunks
-        rates = self.cluster.time_model(self.table.peak_flops, tp=self.tp)
-        ends: dict[Direction, float] = {}
-        compute = np.zeros(plan.workers)
-        directions: tuple[Direction, ...] = ("forward", "backward")
-        for direction in directions:
-            attend = attend_seconds(
-                work, self.table, workers=plan.workers, chunks=chunks, direction=direction
-            )
-            compute += attend[0] + attend[1].sum(axis=1)
-            played = traffic
-            if not self.overlap:
-                played, attend = _one_after_the_other(traffic, attend)
-            line = pool_timeline(played, plan.heads, rates, direction=direction, attend=attend)
-            ends[direction] = line.makespan
+        lines, memory = self.timelines(plan), pool_memory(plan)
+        compute = lines.forward.compute + lines.backward.compute
         return {
-            "forward_seconds": ends["forward"],
-            "backward_seconds": ends["backward"],
+            "forward_seconds": lines.forward.makespan,
+            "backward_seconds": lines.backward.makespan,
             "compute_seconds": float(compute.max()),
             "mean_compute_seconds": float(compute.mean()),
             "kept_bytes": float(memory.kept.max()),
@@ -78,15 +98,37 @@ class AttentionTime:
         }
 
 
+def attend_seconds(
+    work: Work, table: KernelTable, *, workers: int, chunks: int, direction: Direction
+) -> AttendSeconds:
+    """Seconds that each worker computes, from its kernel segments and a table for these heads.
+
+    An attention call, the segments of a worker that wait for one chunk and read the same buffers,
+    takes the sum of its segments' seconds and `KernelTable.call_seconds`.
+    """
+    # Step 1: add up segments by worker and chunk; local work in column 0, chunk c in column c + 1.
+    seconds = table.seconds(work.q_len, work.k_len, work.heads, direction=direction)
+    columns = chunks + 1
+    cell = work.worker * columns + work.chunk - LOCAL
+    total = np.bincount(cell, weights=seconds, minlength=workers * columns)
+
+    # Step 2: add the seconds of the calls; segments of one cell and equal buffers share a call.
+    buffers = (work.q_buffer - LOCAL) * columns + work.kv_buffer - LOCAL
+    calls = np.unique(cell * columns**2 + buffers) // columns**2
+    total = total + np.bincount(calls, minlength=workers * columns) * table.call_seconds
+    grid = total.reshape(workers, columns)
+    return AttendSeconds(np.ascontiguousarray(grid[:, 0]), np.ascontiguousarray(grid[:, 1:]))
+
+
 def _one_after_the_other(
-    traffic: PoolTraffic, attend: tuple[Seconds, Seconds]
-) -> tuple[PoolTraffic, tuple[Seconds, Seconds]]:
+    traffic: PoolTraffic, attend: AttendSeconds
+) -> tuple[PoolTraffic, AttendSeconds]:
     """The same counts as one chunk, for whose arrival all work waits."""
-    local, chunks = attend
     whole = replace(
         traffic,
         local_pairs=np.zeros_like(traffic.local_pairs),
         pairs=(traffic.local_pairs + traffic.pairs.sum(axis=1))[:, None],
-        **{way: getattr(traffic, way).sum(axis=0)[None] for way in _MOVED},
+        **{moved: getattr(traffic, moved).sum(axis=0)[None] for moved in _MOVED},
     )
-    return whole, (np.zeros_like(local), (local + chunks.sum(axis=1))[:, None])
+    waiting = (attend.local + attend.chunks.sum(axis=1))[:, None]
+    return whole, AttendSeconds(np.zeros_like(attend.local), waiting)

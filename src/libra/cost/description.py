@@ -13,7 +13,7 @@
     global_batch = 128
     tokens = 262144
 
-Sections may be missing; keys are the fields of `Cluster`, `Model` and `Parallelism`.
+[model] and [parallelism] may be missing; keys are the fields of `Cluster`, `Model` and `Parallelism`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,22 @@ Described = TypeVar("Described", Cluster, Model, Parallelism)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What a file describes; None for a section that it lacks."""
+    """Contents of a description file; None for a section that it lacks."""
 
-    cluster: Cluster | None = None
+    cluster: Cluster
     model: Model | None = None
     parallelism: Parallelism | None = None
+
+
+def describe(cluster: str) -> Description:
+    """What `--cluster` names: a preset, or a description file with a [cluster] section.
+
+    Raises ValueError.
+    """
+    path = Path(cluster)
+    if cluster.lower() not in CLUSTERS and (path.suffix == ".toml" or path.exists()):
+        return read_description(path)
+    return Description(cluster=preset("cluster", cluster, CLUSTERS))
 
 
 def read_description(path: Path) -> Description:
@@ -66,12 +77,14 @@ def parse_description(sections: Mapping[str, Any]) -> Description:
         if not isinstance(section, dict):
             raise ValueError(f"{name} is {section!r}; it must be a section, [{name}]")
     cluster, model, parallelism = (sections.get(name) for name in known)
+    described_model = None if model is None else _build(Model, model, "[model]", MODELS)
+    spread = None if parallelism is None else _build(Parallelism, parallelism, "[parallelism]", {})
+    if cluster is None:
+        raise ValueError("there is no [cluster] section; add one, or name a preset")
     return Description(
-        cluster=None if cluster is None else _build(Cluster, cluster, "[cluster]", CLUSTERS),
-        model=None if model is None else _build(Model, model, "[model]", MODELS),
-        parallelism=None
-        if parallelism is None
-        else _build(Parallelism, parallelism, "[parallelism]", {}),
+        cluster=_build(Cluster, cluster, "[cluster]", CLUSTERS),
+        model=described_model,
+        parallelism=spread,
     )
 
 

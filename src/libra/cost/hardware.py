@@ -12,12 +12,12 @@ and the network between nodes has full bisection.  Real machines reach less than
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
+from libra.config import PoolConfig
 from libra.cost.checks import (
     check_choice,
     check_count,
@@ -25,7 +25,6 @@ from libra.cost.checks import (
     check_positive,
     check_share,
 )
-from libra.cost.timeline import TimeModel
 
 AttentionFigures = Literal["flash-2", "flash-3", "flash-4"]
 
@@ -105,23 +104,15 @@ class Cluster:
         """Bytes of device memory that tensors can use."""
         return self.memory_bytes * self.usable_memory
 
-    def with_matmul_flops(self, rate: float) -> Cluster:
-        """This cluster with a measured rate of matrix products, which may not pass the peak."""
-        return dataclasses.replace(self, matmul_fraction=rate / self.peak_flops)
+    def workers_per_node(self, tp: int) -> int:
+        """Workers of `tp` GPUs each that share a node."""
+        return max(1, self.ranks_per_node // tp)
 
-    def time_model(self, flops_per_second: float, *, tp: int = 1) -> TimeModel:
-        """The rates that a pool's timeline wants, for workers that are `tp` ranks each.
-
-        `flops_per_second` is the rate of attention where no kernel table gives seconds.  A timeline
-        has one latency; this gives it the one between nodes.
-        """
-        return TimeModel(
-            flops_per_second=flops_per_second,
-            within_node=self.within_node * self.collective_efficiency,
-            between_nodes=self.between_nodes * self.collective_efficiency,
-            latency_seconds=self.between_nodes_latency,
-            ranks_per_node=max(1, self.ranks_per_node // tp),
-        )
+    def with_nodes(self, config: PoolConfig, *, tp: int = 1) -> PoolConfig:
+        """`config` with this cluster's nodes, unless its `ranks_per_node` was changed."""
+        if config.ranks_per_node != PoolConfig().ranks_per_node:
+            return config
+        return config.replace(ranks_per_node=self.workers_per_node(tp))
 
 
 # Throughputs: dense is half of what the sheets print "with sparsity".  Networks: one port a GPU.

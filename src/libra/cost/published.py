@@ -21,13 +21,16 @@ in sequences of one length: the FlashAttention-3 paper (Shah et al. 2024, arXiv 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from libra.config import HeadShape
 from libra.cost.hardware import AttentionFigures, Cluster
 from libra.cost.kernel_table import KernelTable
+from libra.cost.table_file import read_kernel_table
 from libra.data.lengths import causal_pairs
 
 Floats = NDArray[np.float64]
@@ -88,6 +91,13 @@ def published_table(cluster: Cluster, *, key_dim: int = 128, value_dim: int = 12
         backward=backward[:, :, None],
         call_seconds=10e-6,  # an assumption: launching a kernel and preparing its arguments
     )
+
+
+def cluster_table(cluster: Cluster, heads: HeadShape, measured: Path | None = None) -> KernelTable:
+    """The kernel table in the file `measured`, or the published one.  Raises ValueError."""
+    if measured is not None:
+        return read_kernel_table(measured)
+    return published_table(cluster, key_dim=heads.dim, value_dim=heads.value_dim)
 
 
 def _figures(name: AttentionFigures) -> _Figures:

@@ -1,89 +1,64 @@
-"""A model of one pass in time, forward or backward: who dispatches, attends and returns, and when.
+"""A model of one attention pass of a pool in time: when each worker sends, computes and receives.
 
     network   | dispatch 0 | dispatch 1 | dispatch 2 |       | return 0 | return 1 | return 2 |
     compute   | local work .......| attend 0 | attend 1 | attend 2 |
               0                                                                      makespan
 
-The order is the executor's in both passes: all dispatches are posted at once, in chunk order; work
-that waits for nothing runs first; then chunk by chunk a worker waits for its dispatch, attends, and
-posts the return, which queues behind what its network still has to do.  Backward dispatches dO
-(and Q, K and V where they are fetched again) and returns dQ, and dK and dV with the last chunk that
-adds to them.  A dispatch ends with what relays pass on, each once its own part has come; dK and dV
-go to relays before they return.
+The order is the executor's, in both passes:
 
-What is simplified.  An exchange takes a worker as long as its busiest link needs for its own bytes
-(in or out, within its node or between nodes; links work side by side) and a fixed latency: no
-congestion elsewhere, one latency for all that a chunk moves one way.  It begins when the worker and
-all who send to it have reached it; a receiver that is late holds nobody up, as the executor posts
-the returns of workers that compute nothing for others early.  Attention runs at one rate, whatever
-the shape of its segments, unless its seconds are given, and at full speed beside the transfers;
-packing rows is free.
+1. All dispatches are posted at once, in chunk order.
+2. The work that waits for nothing runs first.
+3. Chunk by chunk, a worker waits for the chunk's dispatch, computes its attention and posts its
+   return.  The return queues behind all that the worker's network still has to send.
+
+Backward dispatches dO (and Q, K and V where they are fetched again) and returns dQ, and returns dK
+and dV with the last chunk that adds to them.  A KV multicast has two hops: the holder scatters the
+rows, then the receivers pass their parts on, each as soon as its own part has arrived.  In backward
+dK and dV travel the same way back.
+
+Simplifications.  An exchange takes a worker as long as its busiest link needs for the worker's own
+bytes (sent or received, within the node or between nodes; both links work at the same time), and
+one fixed latency.  Congestion elsewhere is not modelled.  An exchange begins for a worker when the
+worker and all who send to it have reached it; a late receiver delays nobody, because the executor
+posts the returns of workers that compute nothing for others early.  Attention runs at full speed
+during transfers, and packing rows takes no time.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.config import HeadShape
-from libra.data.lengths import check_count
+from libra.cost.hardware import Cluster
+from libra.cost.kernel_table import Direction
 from libra.plan.traffic import PoolTraffic
 
 IntArray = NDArray[np.int64]
 Seconds = NDArray[np.float64]
-Direction = Literal["forward", "backward"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeModel:
-    """Rates of the machine.  The defaults describe an H100 SXM node; measure yours."""
+class AttendSeconds(NamedTuple):
+    """Seconds that a pool's workers compute attention in one pass."""
 
-    flops_per_second: float = 0.6 * 989e12
-    """Attention FLOP/s of one worker.  Default: 0.6 of the 989 TFLOP/s dense bf16 peak (NVIDIA H100
-    SXM data sheet); the FlashAttention-3 paper reports up to 0.75 of it on long sequences.
-    """
-
-    within_node: float = 450e9
-    """Bytes/s a worker sends, and receives, inside its node.  Default: NVLink 4, 900 GB/s for both
-    directions together (the same data sheet).
-    """
-
-    between_nodes: float = 50e9
-    """Bytes/s a worker sends, and receives, across nodes.  Default: one 400 Gb/s network card for
-    each GPU, as in a DGX H100.
-    """
-
-    latency_seconds: float = 30e-6
-    """Fixed time of one all-to-all.  Default: an assumption, of the order of a small all-to-all
-    over a few nodes.
-    """
-
-    ranks_per_node: int = 8
-    """Neighbouring workers that share a node; the pool's worker 0 is the first of its node."""
-
-    def __post_init__(self) -> None:
-        for name in ("flops_per_second", "within_node", "between_nodes"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"TimeModel.{name} is {value!r}; it must be finite and > 0")
-        if not (math.isfinite(self.latency_seconds) and self.latency_seconds >= 0):
-            raise ValueError(
-                f"TimeModel.latency_seconds is {self.latency_seconds!r}; it must be finite and >= 0"
-            )
-        check_count("TimeModel.ranks_per_node", self.ranks_per_node)
+    local: Seconds
+    """Work that waits for nothing, [workers]."""
+    chunks: Seconds
+    """Work that waits for a chunk's dispatch, [workers, chunks]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline:
-    """When each worker does what, in seconds from the start; float64 [workers, chunks] each.
+    """Start and end of each worker's work and exchanges, in seconds from the start of the pass.
 
-    Work or exchanges that do not exist have no length.
+    Arrays are float64 [workers, chunks] unless stated.  Work and exchanges that do not exist have
+    no length.
     """
 
+    compute: Seconds
+    """Seconds that each worker computes, [workers]."""
     local_end: Seconds
     """End of the work that waits for nothing, which starts at 0, [workers]."""
     dispatch_start: Seconds
@@ -94,14 +69,9 @@ class Timeline:
     return_end: Seconds
 
     @property
-    def compute(self) -> Seconds:
-        """Seconds each worker computes, [workers]."""
-        return np.asarray(self.local_end + (self.attend_end - self.attend_start).sum(axis=1))
-
-    @property
     def finish(self) -> Seconds:
-        """When each worker has attended its tiles and has all its outputs, [workers]."""
-        # A return, even an empty one, follows its attend.
+        """Time at which each worker has computed its tiles and received its outputs, [workers]."""
+        # A return, even an empty one, follows its attention.
         return np.asarray(self.return_end[:, -1])
 
     @property
@@ -111,80 +81,64 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
-        """When the last worker finishes."""
+        """Time at which the last worker finishes."""
         return float(self.finish.max())
 
 
 def pool_timeline(
     traffic: PoolTraffic,
-    heads: HeadShape,
-    model: TimeModel,
+    attend: AttendSeconds,
+    cluster: Cluster,
     *,
-    direction: Direction = "forward",
-    attend: tuple[Seconds, Seconds] | None = None,
+    direction: Direction,
+    tp: int = 1,
 ) -> Timeline:
-    """Play the executor's pipeline of one pass over a pool's counts.
+    """Play the executor's pipeline of one pass, for workers that are `tp` ranks of `cluster` each.
 
-    `attend` gives the seconds of each worker's local work [workers] and of its chunks [workers,
-    chunks], say from measured kernels; None takes the model's one rate.  Pure; longer transfers or
-    slower work never end anything sooner, for all is sums and maxima.
+    Pure.  Longer transfers or slower work never end anything sooner: all times are sums and maxima.
 
-    Raises ValueError for another direction, and for seconds of another shape, negative or not
-    finite.
+    Raises ValueError for another direction, and for `attend` seconds of another shape, negative or
+    not finite.
     """
     dispatched, returned = hops(traffic, direction)
-    if attend is None:
-        rate = pair_flops(heads, direction) / model.flops_per_second
-        attend = traffic.local_pairs * np.float64(rate), traffic.pairs * np.float64(rate)
-    local, chunks = _checked(attend, traffic)
-    empty = np.zeros_like(chunks)
-    line = Timeline(
-        local_end=local,
-        dispatch_start=empty.copy(),
-        dispatch_end=empty.copy(),
-        attend_start=empty.copy(),
-        attend_end=empty.copy(),
-        return_start=empty.copy(),
-        return_end=empty.copy(),
+    local, chunks = _check_attend(attend, traffic)
+
+    # Step 1: the network carries all dispatches, one chunk after the other.
+    dispatch_start, dispatch_end = _queue(
+        np.zeros_like(local), np.zeros_like(chunks), dispatched, cluster, tp
     )
-    network = np.zeros_like(local)  # when each worker's network is next free
-    dispatching = [_durations(moved, model) for moved in dispatched]
-    returning = [_durations(moved, model) for moved in returned]
-    for chunk in range(chunks.shape[1]):
-        start, network = _travel(network, dispatched, dispatching, chunk)
-        line.dispatch_start[:, chunk], line.dispatch_end[:, chunk] = start, network
-    gpu = line.local_end
-    for chunk in range(chunks.shape[1]):
-        line.attend_start[:, chunk] = np.maximum(gpu, line.dispatch_end[:, chunk])
-        gpu = line.attend_start[:, chunk] + chunks[:, chunk]
-        line.attend_end[:, chunk] = gpu
-    for chunk in range(chunks.shape[1]):
-        ready = np.maximum(network, line.attend_end[:, chunk])
-        start, network = _travel(ready, returned, returning, chunk)
-        line.return_start[:, chunk], line.return_end[:, chunk] = start, network
-    return line
 
+    # Step 2: each worker computes its local work, then the chunks as they arrive.
+    attend_start, attend_end = np.empty_like(chunks), np.empty_like(chunks)
+    free = local
+    for chunk in range(chunks.shape[1]):
+        attend_start[:, chunk] = np.maximum(free, dispatch_end[:, chunk])
+        attend_end[:, chunk] = free = attend_start[:, chunk] + chunks[:, chunk]
 
-def pair_flops(heads: HeadShape, direction: Direction) -> int:
-    """FLOPs of one query-key pair of one head: a multiplication and an addition an element.
-
-    Forward two products, Q K and P V.  Backward five, 2.5 times as much where keys and values are
-    equally wide: Q K again, dO V, P dO for dV, and dS with K for dQ and with Q for dK.
-    """
-    if direction == "forward":
-        return 2 * (heads.dim + heads.value_dim)
-    return 2 * (3 * heads.dim + 2 * heads.value_dim)
+    # Step 3: returns queue behind the dispatches and leave once their chunk is computed.
+    return_start, return_end = _queue(dispatch_end[:, -1], attend_end, returned, cluster, tp)
+    return Timeline(
+        compute=local + chunks.sum(axis=1),
+        local_end=local,
+        dispatch_start=dispatch_start,
+        dispatch_end=dispatch_end,
+        attend_start=attend_start,
+        attend_end=attend_end,
+        return_start=return_start,
+        return_end=return_end,
+    )
 
 
 def moved_bytes(traffic: PoolTraffic, direction: Direction) -> tuple[IntArray, IntArray]:
-    """What a pass dispatches and returns, int64 [chunks, workers, workers] each."""
+    """Bytes that a pass dispatches and returns, int64 [chunks, workers, workers] each."""
     dispatched, returned = hops(traffic, direction)
     return np.sum(dispatched, axis=0), np.sum(returned, axis=0)
 
 
 def hops(traffic: PoolTraffic, direction: Direction) -> tuple[list[IntArray], list[IntArray]]:
-    """The exchanges of each chunk's dispatch and of its return, one after the other; int64 [chunks,
-    workers, workers] each.
+    """Exchanges of each chunk's dispatch and of its return, one after the other.
+
+    Each is the bytes from worker i to worker j, int64 [chunks, workers, workers].
     """
     if direction == "forward":
         return [traffic.dispatched, traffic.relayed], [traffic.returned]
@@ -196,7 +150,7 @@ def hops(traffic: PoolTraffic, direction: Direction) -> tuple[list[IntArray], li
     raise ValueError(f"direction is {direction!r}; choose 'forward' or 'backward'")
 
 
-def _checked(attend: tuple[Seconds, Seconds], traffic: PoolTraffic) -> tuple[Seconds, Seconds]:
+def _check_attend(attend: AttendSeconds, traffic: PoolTraffic) -> tuple[Seconds, Seconds]:
     local, chunks = (np.asarray(seconds, dtype=np.float64) for seconds in attend)
     workers, count = traffic.pairs.shape
     if local.shape != (workers,) or chunks.shape != (workers, count):
@@ -210,35 +164,48 @@ def _checked(attend: tuple[Seconds, Seconds], traffic: PoolTraffic) -> tuple[Sec
     return local, chunks
 
 
-def _durations(moved: IntArray, model: TimeModel) -> Seconds:
-    """Seconds each worker spends on each chunk's exchange, [workers, chunks]; 0 where none is."""
-    chunks, workers, _ = moved.shape
-    node = np.arange(workers) // model.ranks_per_node
-    near = node[:, None] == node[None, :]
-    seconds = np.zeros((chunks, workers), dtype=np.float64)
-    for link, bandwidth in ((near, model.within_node), (~near, model.between_nodes)):
-        through = np.where(link, moved, 0)
-        busiest = np.maximum(through.sum(axis=1), through.sum(axis=2))
-        seconds = np.maximum(seconds, busiest / bandwidth)
-    latency = np.where(moved.reshape(chunks, -1).any(axis=1), model.latency_seconds, 0.0)
-    return np.asarray((seconds + latency[:, None]).T)
-
-
-def _travel(
-    ready: Seconds, moved: list[IntArray], seconds: list[Seconds], chunk: int
+def _queue(
+    free: Seconds, ready: Seconds, moved: list[IntArray], cluster: Cluster, tp: int
 ) -> tuple[Seconds, Seconds]:
-    """When a chunk's exchanges, one after the other, begin and have ended for each worker,
-    [workers] each.
+    """Start and end of every chunk's exchanges, [workers, chunks] each, for networks that carry
+    one exchange at a time.
+
+    `free` [workers] is when each worker's network is free, `ready` [workers, chunks] when the rows
+    are ready to leave.  A chunk's exchanges are its entries in `moved`, one hop after the other.
+
+    For example, `free` = [0, 4] and `ready` = [[1], [2]] and one hop of 10 s from worker 0 to
+    worker 1: worker 0 sends from 1 to 11; worker 1 is free at 4 and receives from 4 to 14.
     """
-    start = None
-    for hop, lasts in zip(moved, seconds, strict=True):
-        if hop[chunk].any():
-            begin = _begin(ready, hop[chunk])
-            start, ready = begin if start is None else start, begin + lasts[:, chunk]
-    return ready if start is None else start, ready
+    start, end = np.empty_like(ready), np.empty_like(ready)
+    durations = [_exchange_seconds(hop, cluster, tp) for hop in moved]
+    for chunk in range(ready.shape[1]):
+        now, begun = np.maximum(free, ready[:, chunk]), None
+        for hop, seconds in zip(moved, durations, strict=True):
+            if hop[chunk].any():
+                # A worker receives nothing before its senders have reached the exchange.
+                senders = np.where(hop[chunk] > 0, now[:, None], 0)
+                now = np.maximum(now, senders.max(axis=0))
+                begun = now if begun is None else begun
+                now = now + seconds[:, chunk]
+        start[:, chunk] = now if begun is None else begun
+        end[:, chunk] = free = now
+    return start, end
 
 
-def _begin(ready: Seconds, moved: IntArray) -> Seconds:
-    """When an exchange begins for each worker, given when each reaches it, [workers]."""
-    senders = np.where(moved > 0, ready[:, None], 0)
-    return np.asarray(np.maximum(ready, senders.max(axis=0)))
+def _exchange_seconds(moved: IntArray, cluster: Cluster, tp: int) -> Seconds:
+    """Seconds that each worker spends on each chunk's exchange, [workers, chunks]; 0 without one.
+
+    `moved` are the bytes from worker i to worker j, [chunks, workers, workers].
+    """
+    chunks, workers, _ = moved.shape
+    node = np.arange(workers) // cluster.workers_per_node(tp)
+    same_node = node[:, None] == node[None, :]
+    seconds = np.zeros((chunks, workers), dtype=np.float64)
+    for link, bandwidth in ((same_node, cluster.within_node), (~same_node, cluster.between_nodes)):
+        over_link = np.where(link, moved, 0)
+        # A link sends and receives at the same time: the larger of both counts.
+        busiest = np.maximum(over_link.sum(axis=1), over_link.sum(axis=2))
+        seconds = np.maximum(seconds, busiest / (bandwidth * cluster.collective_efficiency))
+    moves = moved.reshape(chunks, -1).any(axis=1)
+    latency = np.where(moves, cluster.between_nodes_latency, 0.0)
+    return np.asarray((seconds + latency[:, None]).T)

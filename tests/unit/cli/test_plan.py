@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from libra.cli.choose_pool import choose_pool
 from libra.cli.main import main
 from libra.cli.plan import PlanOptions, run_plan
+from libra.cli.simulate import SimulateOptions, make_study
 from libra.cli.units import byte_unit, show_bytes, show_seconds
 from libra.config import HeadShape, PoolConfig
 from libra.corpus import load_lengths
@@ -123,6 +125,31 @@ def test_the_summary_tells_bytes_of_both_passes_the_bound_and_the_modelled_times
         f"a balance within 0.03 costs at least {show_bytes(found['bound']['traffic'])} forward; "
         f"this plan moves {found['bound']['ratio']:.2f} times that"
     ) in out
+
+
+def test_plan_and_simulate_give_a_pool_the_same_seconds(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        '[cluster]\npreset = "a100"\nbetween_nodes = 20e9\n[model]\npreset = "qwen3-8b"\n'
+        "[parallelism]\ndp = 8\ncp = 4\ntp = 2\nglobal_batch = 16\ntokens = 65536\n"
+    )
+    words = ["plan", str(CODE), "--cluster", str(file), "--json", str(tmp_path / "plan.json")]
+    assert main([*words, "--config.pool-size", "4", "--window", "1"]) == 0
+    found = json.loads((tmp_path / "plan.json").read_text())
+
+    study = make_study(SimulateOptions(lengths=str(CODE), cluster=str(file), pool_sizes=(4,)))
+    chosen = choose_pool(load_lengths(CODE), tokens=65536, global_batch=16, pool_size=4, window=1)
+    simulated = study.time(
+        plan_pool(
+            chosen.cu_seqlens,
+            cp_size=study.parallelism.cp,
+            config=study.config,
+            heads=study.model.heads(tp=2),
+            tokens=65536,
+        )
+    )
+    for direction in ("forward", "backward"):
+        assert found["modelled"][direction]["makespan"] == simulated[f"{direction}_seconds"] > 0
 
 
 def test_where_balance_may_cost_nothing_there_is_no_ratio(
@@ -237,6 +264,9 @@ def test_the_pool_of_real_lengths_has_its_known_figures(tmp_path: Path) -> None:
         ("--pool -1", "libra: --pool is -1; it must be an integer >= 0"),
         ("--global-batch 3", "libra: a window of 3 packs"),
         ("--kv-heads 3", "libra: 8 query heads over 3 key/value heads"),
+        ("--cluster h900", "libra: cluster has no preset 'h900'; there are a100, h100"),
+        ("--cluster none.toml", "libra: cannot read none.toml"),
+        ("--kernels none.json", "libra: cannot read kernel table none.json"),
         ("--config.chunks 3", "libra: a head shard of 8 query heads"),
         ("--plot plan.pdf", "libra: --plot plan.pdf ends in '.pdf'; name a file that ends in .svg"),
         ("--json .", "libra: --json . is a folder"),
@@ -253,7 +283,7 @@ def test_unusable_options_end_in_one_line_and_code_2(
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("words", ["--config.pool-size 0", "--time.within-node -1", "--pool x"])
+@pytest.mark.parametrize("words", ["--config.pool-size 0", "--config.chunks x", "--pool x"])
 def test_settings_that_cannot_be_made_end_in_code_2(
     lengths: Path, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -323,7 +353,7 @@ def test_help_names_every_option_and_imports_neither_torch_nor_matplotlib() -> N
         "except SystemExit: print({'torch', 'matplotlib', 'numba'} & set(sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for option in ("--tokens", "--config.pool-size", "--time.ranks-per-node", "--trace FILE"):
+    for option in ("--tokens", "--config.pool-size", "--cluster", "--kernels FILE", "--trace FILE"):
         assert option in run.stdout
     assert run.stdout.splitlines()[-1] == "set()"
 

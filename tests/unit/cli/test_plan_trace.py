@@ -12,9 +12,8 @@ import pytest
 
 from libra.cli.plan_trace import COMPUTE, NETWORK, plan_trace
 from libra.config import BackwardMode, HeadShape, PoolConfig
-from libra.cost.timeline import TimeModel, pool_timeline
+from libra.cost import CLUSTERS, AttentionTime, published_table
 from libra.plan.plan_pool import PoolPlan, plan_pool
-from libra.plan.traffic import pool_traffic
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +28,13 @@ def plan() -> PoolPlan:
 
 @pytest.fixture(scope="module")
 def trace(plan: PoolPlan) -> dict[str, Any]:
-    return json.loads(json.dumps(make_trace(plan, TimeModel())))
+    return json.loads(json.dumps(make_trace(plan)))
 
 
-def make_trace(plan: PoolPlan, model: TimeModel) -> dict[str, Any]:
-    traffic = pool_traffic(plan)
-    forward = pool_timeline(traffic, plan.heads, model)
-    backward = pool_timeline(traffic, plan.heads, model, direction="backward")
-    return plan_trace(forward, backward, traffic, cp_size=plan.cp_size, about={"pool": "a test"})
+def make_trace(plan: PoolPlan) -> dict[str, Any]:
+    cluster = CLUSTERS["h100"]
+    lines = AttentionTime(cluster=cluster, table=published_table(cluster)).timelines(plan)
+    return plan_trace(lines, cp_size=plan.cp_size, about={"pool": "a test"})
 
 
 def complete(trace: dict[str, Any], *categories: str) -> list[dict[str, Any]]:
@@ -96,7 +94,7 @@ def test_backward_follows_when_all_workers_have_finished_forward(trace: dict[str
 @pytest.mark.parametrize("backward", ["retain", "refetch"])
 def test_arguments_add_up_to_the_plan(plan: PoolPlan, backward: BackwardMode) -> None:
     plan = dataclasses.replace(plan, config=plan.config.replace(backward=backward))
-    trace = make_trace(plan, TimeModel())
+    trace = make_trace(plan)
 
     def total(name: str, *categories: str) -> int:
         return sum(event["args"][name] for event in complete(trace, *categories))
@@ -128,5 +126,5 @@ def test_a_pool_that_moves_nothing_has_work_and_no_exchanges() -> None:
         config=PoolConfig(pool_size=1, chunks=1),
         heads=HeadShape(q=2, kv=1, dim=8),
     )
-    events = complete(make_trace(plan, TimeModel(flops_per_second=1e9)))
+    events = complete(make_trace(plan))
     assert [event["name"] for event in events] == ["attend local", "backward attend local"]

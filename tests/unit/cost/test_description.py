@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from libra.cost import CLUSTERS, MODELS, read_description
+from libra.cost import CLUSTERS, MODELS, describe, read_description
 
 WHOLE = """
 [cluster]
@@ -34,23 +34,31 @@ def read(tmp_path: Path, text: str):
 
 def test_a_file_starts_from_presets_and_overrides_them(tmp_path: Path) -> None:
     found = read(tmp_path, WHOLE)
-    assert found.cluster is not None and found.parallelism is not None
+    assert found.parallelism is not None
     assert found.cluster.between_nodes == 25e9 and found.cluster.ranks_per_node == 4
     assert found.cluster.peak_flops == CLUSTERS["h100"].peak_flops
     assert found.model == MODELS["qwen3-8b"]
     assert found.parallelism.microbatches == 8 and found.parallelism.schedule == "gpipe"
 
 
-def test_sections_may_be_missing(tmp_path: Path) -> None:
-    assert read(tmp_path, "").cluster is None
-    assert read(tmp_path, '[model]\npreset = "llama-3-8b"').parallelism is None
+def test_sections_but_the_cluster_may_be_missing(tmp_path: Path) -> None:
+    found = read(tmp_path, '[cluster]\npreset = "h100"')
+    assert found.model is None and found.parallelism is None
+
+
+def test_a_cluster_is_named_by_its_preset_or_by_its_file(tmp_path: Path) -> None:
+    assert describe("H100").cluster == CLUSTERS["h100"]
+    read(tmp_path, WHOLE)
+    assert describe(str(tmp_path / "cluster.toml")).cluster.ranks_per_node == 4
+    with pytest.raises(ValueError, match="cluster has no preset 'h900'"):
+        describe("h900")
 
 
 def test_a_cluster_may_be_given_without_a_preset_whole_numbers_for_rates(tmp_path: Path) -> None:
     lines = ("peak_flops", "memory_bytes", "memory_bandwidth", "within_node", "between_nodes")
     text = '[cluster]\nname = "mine"\n' + "".join(f"{name} = 1000\n" for name in lines)
     cluster = read(tmp_path, text).cluster
-    assert cluster is not None and cluster.peak_flops == 1000.0
+    assert cluster.peak_flops == 1000.0
 
 
 @pytest.mark.parametrize(
@@ -78,6 +86,7 @@ def test_a_cluster_may_be_given_without_a_preset_whole_numbers_for_rates(tmp_pat
         ('[parallelism]\npreset = "x"', "unknown key 'preset'"),
         ('[model]\npreset = "qwen3-8b"\ntied_embeddings = 1', "it must be true or false"),
         ("[cluster", "cannot read"),
+        ('[model]\npreset = "qwen3-8b"', r"there is no \[cluster\] section"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -107,6 +116,8 @@ def test_sizes_that_do_not_fit_each_other_are_refused(
 ) -> None:
     base = {"dp": "16", "cp": "8", "global_batch": "128", "tokens": "262144"}
     given = base | dict(line.split(" = ") for line in changes.splitlines())
-    text = "[parallelism]\n" + "\n".join(f"{key} = {value}" for key, value in given.items())
+    text = '[cluster]\npreset = "h100"\n[parallelism]\n' + "\n".join(
+        f"{key} = {value}" for key, value in given.items()
+    )
     with pytest.raises(ValueError, match=message):
         read(tmp_path, text)

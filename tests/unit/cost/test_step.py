@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libra.config import PoolConfig
 from libra.cost import (
     CLUSTERS,
     MODELS,
@@ -285,13 +286,7 @@ def test_what_does_not_fit_is_refused(forward, changes, message: str) -> None:
         compose(forward, np.zeros((2, 4)), **changes)
 
 
-def test_a_measured_rate_of_products_replaces_the_assumed_one() -> None:
-    assert CLUSTER.with_matmul_flops(250.0).matmul_flops == pytest.approx(250)
-    with pytest.raises(ValueError, match="matmul_fraction"):
-        CLUSTER.with_matmul_flops(2000.0)
-
-
-def test_a_timeline_has_the_rates_of_its_cluster() -> None:
-    model = CLUSTER.time_model(7.0, tp=2)
-    assert (model.flops_per_second, model.within_node, model.between_nodes) == (7, 10, 2)
-    assert (model.latency_seconds, model.ranks_per_node) == (3, 2)
+def test_a_pool_has_the_nodes_of_its_cluster_unless_it_names_its_own() -> None:
+    assert CLUSTER.with_nodes(PoolConfig(), tp=2).ranks_per_node == 2
+    assert CLUSTER.with_nodes(PoolConfig(), tp=8).ranks_per_node == 1
+    assert CLUSTER.with_nodes(PoolConfig(ranks_per_node=16), tp=2).ranks_per_node == 16

@@ -1,4 +1,4 @@
-"""Attention seconds of a pool: every launch of every worker's rank_plan, one by one."""
+"""Attention seconds of a pool: every call of every worker, one by one, and both commands alike."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from libra.config import HeadShape, PoolConfig
-from libra.cost import CLUSTERS, attend_seconds, published_table
-from libra.cost.timeline import TimeModel, pool_timeline
+from libra.cost import CLUSTERS, AttentionTime, attend_seconds, published_table
 from libra.plan.attention_calls import LOCAL
 from libra.plan.plan_pool import plan_pool
 from libra.plan.rank_plan import make_rank_plan
-from libra.plan.traffic import pool_traffic
 from libra.plan.work import pool_work
 
 HEADS = HeadShape(q=8, kv=2, dim=16)
@@ -44,5 +42,6 @@ def test_seconds_are_those_of_all_launches_of_the_routes(placement, direction) -
     np.testing.assert_allclose(found[0], local)
     np.testing.assert_allclose(found[1], waiting)
     assert waiting.any() and local.any()
-    line = pool_timeline(pool_traffic(plan), HEADS, TimeModel(), direction=direction, attend=found)
-    np.testing.assert_allclose(line.compute, local + waiting.sum(axis=1))
+    lines = AttentionTime(cluster=CLUSTERS["h100"], table=table).timelines(plan)
+    compute = getattr(lines, direction).compute
+    np.testing.assert_allclose(compute, local + waiting.sum(axis=1))
