@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from libra.data.refinement import refine_pools
-from libra.data.vrsp import imbalance, place_packs, pool_loads
+from libra.data.pools import imbalance, place_packs, pool_loads, refine_pools
 from libra.simulate.windows import WindowReader
 
 IntArray = NDArray[np.int64]

@@ -26,8 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import libra
-from libra.data.refinement import distance_to_bound
-from libra.data.vrsp import contiguous_pools, imbalance, pool_loads
+from libra.data.pools import contiguous_pools, distance_to_bound, imbalance, pool_loads
 
 if __package__:
     from benchmarks.karmarkar_karp import equal_partitions

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from libra.config import HeadShape, PoolConfig
     from libra.data.cp_shards import local_labels, local_positions
     from libra.data.packing import Packs, pack_best_fit, pack_sequential
-    from libra.data.refinement import order_pools, refine_pools
+    from libra.data.pools import order_pools, place_packs, refine_pools
     from libra.data.sampler import PoolSampler
-    from libra.data.vrsp import place_packs
     from libra.plan.plan_pool import PoolPlan, plan_pool
     from libra.runtime.attention import libra_attention
     from libra.runtime.microbatch import Microbatch
@@ -31,12 +30,12 @@ _HOME = {
     "libra_attention": "runtime.attention",
     "local_labels": "data.cp_shards",
     "local_positions": "data.cp_shards",
-    "order_pools": "data.refinement",
+    "order_pools": "data.pools",
     "pack_best_fit": "data.packing",
     "pack_sequential": "data.packing",
-    "place_packs": "data.vrsp",
+    "place_packs": "data.pools",
     "plan_pool": "plan.plan_pool",
-    "refine_pools": "data.refinement",
+    "refine_pools": "data.pools",
 }
 
 __all__ = [

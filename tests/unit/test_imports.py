@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "libra"
 # What moves tensors or trains; all the rest plans, and runs where torch is not installed.
-RUNTIME = ("runtime", "baselines", "bench", "integrations", "data/sampler.py", "cli")
+RUNTIME = ("runtime", "baselines", "bench", "integrations", "cli")
 
 
 def planning_files() -> list[Path]:

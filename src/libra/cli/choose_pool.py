@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from libra.data.lengths import check_count
 from libra.data.packing import pack_sequential
-from libra.data.vrsp import imbalance, place_packs, pool_loads
+from libra.data.pools import imbalance, place_packs, pool_loads
 
 IntArray = NDArray[np.int64]
 

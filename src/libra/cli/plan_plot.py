@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from libra.cli.plan_report import PlanReport
 from libra.cli.units import byte_unit, show_bytes
-from libra.data.vrsp import imbalance
+from libra.data.pools import imbalance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,7 +24,7 @@ from libra.config import HeadShape, Placement, PoolConfig, ulysses_beside
 from libra.cost.attention_time import AttentionTime, PoolTimelines
 from libra.cost.hardware import Cluster
 from libra.cost.timeline import Timeline
-from libra.data.vrsp import imbalance
+from libra.data.pools import imbalance
 from libra.plan.memory import pool_memory
 from libra.plan.plan_pool import PoolPlan, plan_pool
 from libra.plan.traffic import PoolTraffic

@@ -1,8 +1,8 @@
 """Which tokens of a pack each context-parallel rank holds, and the labels that go with them.
 
 contiguous, CP 2     0 0 0 0 1 1 1 1
-zigzag,     CP 2     0 0 1 1 1 1 0 0        (head and tail pieces: equal causal work in one long
-sample)
+zigzag,     CP 2     0 0 1 1 1 1 0 0        (a head and a tail piece each: equal causal work in one
+                                             long sample)
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def shard_map(tokens: int, cp_size: int, layout: ShardLayout = "contiguous") -> 
         holder = np.concatenate([np.arange(cp_size), np.arange(cp_size)[::-1]])
     else:
         raise ValueError(f"shard layout {layout!r} is unknown; choose 'contiguous' or 'zigzag'")
+    # Step 1: pieces, one for each entry of `holder`; the first ones take the tokens left over.
+    # Ten tokens over CP 2, zigzag: holder 0 1 1 0, lengths 3 3 2 2, stop 3 6 8 10.
     size, longer = divmod(tokens, len(holder))
     lengths = np.full(len(holder), size, dtype=np.int64)
     lengths[:longer] += 1
@@ -59,7 +61,8 @@ def shard_map(tokens: int, cp_size: int, layout: ShardLayout = "contiguous") -> 
     if layout == "zigzag":
         local[cp_size:] = lengths[:cp_size][::-1]  # the tail piece follows the head piece
     start = stop - lengths
-    # Neighbours on one rank (a zigzag's two middle pieces) are one fragment; empty ones are none.
+    # Step 2: neighbours on one rank (a zigzag's two middle pieces) become one fragment; empty
+    # pieces are left out.
     opens = (lengths > 0) & (np.diff(holder, prepend=-1) != 0)
     return ShardMap(
         rank=holder[opens].astype(np.int64),

@@ -1,8 +1,8 @@
-"""Costs that follow from lengths alone: pack workloads and causal pairs.
+"""Costs that follow from lengths alone, and checks of what users pass in.
 
-The workload w(S) = sum_j l_j^2 of a pack stands for its causal attention cost: sample j has l_j
-(l_j + 1) / 2 query-key pairs.  The other half of this file checks the lengths, `cu_seqlens` and
-counts that users hand in.
+The workload w(S) = sum_j l_j^2 of a pack stands for its causal attention cost: sample j has
+l_j (l_j + 1) / 2 query-key pairs.  The checks cover lengths, `cu_seqlens`, workloads and counts;
+their errors name the argument and the first wrong value.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 IntArray = NDArray[np.int64]
+Loads = NDArray[np.int64] | NDArray[np.float64]
 
 MAX_LENGTH: Final = 2**31
 """Longest sample or pack, in tokens; its square and its causal pairs fit an int64."""
@@ -49,25 +50,24 @@ def segment_workloads(lengths: IntArray, offsets: NDArray[np.integer[Any]]) -> I
     pass the largest int64.
     """
     sums = np.zeros(len(offsets) - 1, dtype=np.int64)
-    held = np.flatnonzero(np.diff(offsets) > 0)  # reduceat gives nonsense for empty segments
-    if not len(held):
+    filled = np.flatnonzero(np.diff(offsets) > 0)  # reduceat gives nonsense for empty segments
+    if not len(filled):
         return sums
-    starts = offsets[held]
+    starts = offsets[filled]
     longest = int(lengths.max())
     if longest * int(np.add.reduceat(lengths, starts).max()) > np.iinfo(np.int64).max:
         raise ValueError(
             f"samples of up to {longest} tokens: the sum of squared lengths of a pack may pass "
             "2^63 - 1; are these lengths in tokens?"
         )
-    sums[held] = np.add.reduceat(lengths * lengths, starts)
+    sums[filled] = np.add.reduceat(lengths * lengths, starts)
     return sums
 
 
 def causal_pairs(start: ArrayLike, stop: ArrayLike) -> IntArray:
     """Query-key pairs of the queries start .. stop-1 of a sample: the sum of q + 1, int64.
 
-    Broadcasts.  Positions are local to the sample, and 0 <= start <= stop <= 2^31 is the caller's
-    to keep.
+    Broadcasts.  Positions are local to the sample; callers ensure 0 <= start <= stop <= 2^31.
     """
     first = np.asarray(start, dtype=np.int64)
     last = np.asarray(stop, dtype=np.int64)
@@ -131,8 +131,33 @@ def check_count(name: str, value: object, *, least: int = 1) -> int:
     return int(value)
 
 
+def check_workloads(workloads: ArrayLike) -> Loads:
+    """Workloads as int64 or float64 [packs]; ValueError unless all are finite and >= 0."""
+    array = np.asarray(workloads)
+    if array.ndim != 1:
+        raise ValueError(f"workloads has shape {array.shape}; it must hold one value per pack")
+    if not array.size:
+        raise ValueError("a window needs at least one pack; workloads is empty")
+    if array.dtype.kind not in "iuf":
+        raise ValueError(
+            f"workloads has dtype {array.dtype} (first value {array[:1].tolist()[0]!r}); it must "
+            "hold integers that fit an int64, or floats"
+        )
+    weights: Loads
+    if array.dtype.kind == "f":
+        weights = array.astype(np.float64, copy=False)
+    else:
+        weights = _as_int64(array, "workloads")
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(wrong):
+        raise ValueError(
+            f"workloads[{wrong[0]}] is {weights[wrong[0]]}; a workload must be finite and >= 0"
+        )
+    return weights
+
+
 def _integers(values: ArrayLike, name: str) -> IntArray:
-    """`values` as a 1-D int64 array, or a ValueError that names what is not an integer."""
+    """`values` as a 1-D int64 array; ValueError, naming the first, for what is no integer."""
     if isinstance(values, list | tuple) and not set(map(type, values)) <= {int}:
         # numpy would read [1, True] as integers and [1, 2.0] as floats: look at the elements first
         for i, value in enumerate(values):
@@ -140,23 +165,27 @@ def _integers(values: ArrayLike, name: str) -> IntArray:
                 raise ValueError(f"{name}[{i}] is {value!r}; it must be an integer")
     try:
         array = np.asarray(values)
-    except Exception as error:  # tensors on a device, ragged lists: each library has its own kind
+    except Exception as error:  # tensors on a device, ragged lists: each library raises its own
         raise ValueError(f"{name} cannot be read as an array of integers: {error}") from error
     if array.ndim != 1:
         raise ValueError(f"{name} has shape {array.shape}; it must have one dimension")
     if not array.size:
         return np.empty(0, dtype=np.int64)  # an empty list reads as floats
     if array.dtype.kind not in "iu":
-        i = _first_odd(array)
+        i = _first_non_integer(array)
         value = array[i : i + 1].tolist()[0]
         raise ValueError(f"{name}[{i}] is {value!r} (dtype {array.dtype}); it must be an integer")
+    return _as_int64(array, name)
+
+
+def _as_int64(array: NDArray[Any], name: str) -> IntArray:
     if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
         i = int(array.argmax())
         raise ValueError(f"{name}[{i}] is {array[i]}; it does not fit an int64")
     return array.astype(np.int64, copy=False)
 
 
-def _first_odd(array: NDArray[Any]) -> int:
+def _first_non_integer(array: NDArray[Any]) -> int:
     """Index of the first value that is no whole number; 0 where only the dtype is wrong."""
     if array.dtype.kind == "f":
         return int(np.argmax(array != np.floor(array)))

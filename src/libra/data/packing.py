@@ -1,4 +1,4 @@
-"""Samples to packs of L tokens: cut in sequence for pre-training, or whole for fine-tuning.
+"""Samples to packs of L tokens: cut at pack ends for pre-training, or whole for fine-tuning.
 
 pack_sequential    |aaaaabbb|bbbbcccc|ccd.....     a sample is cut at a pack's end
 pack_best_fit      |aaaaacc.|bbbbbbb.|ddddee..     samples stay whole; the rest is padding
@@ -24,9 +24,9 @@ LongerWhole = Literal["refuse", "drop"]
 class Packs:
     """Packs kept flat.
 
-    A *fragment* is what a pack holds of a sample: all of it, or a piece where packing cuts.  Pack i
-    holds the fragments offsets[i] .. offsets[i + 1] - 1; in its row of `tokens` tokens they follow
-    each other from the start, and padding, if any, comes last.  Iterating gives each pack's
+    A *fragment* is the part of a sample that lies in one pack: all of it, or a piece where packing
+    cuts.  Pack i holds the fragments offsets[i] .. offsets[i + 1] - 1; they fill its row of
+    `tokens` tokens from the start, and padding, if any, comes last.  Iterating gives each pack's
     lengths.
     """
 
@@ -85,16 +85,16 @@ def pack_sequential(
 ) -> Packs:
     """Concatenate samples in order and cut every `tokens` tokens.
 
-    Each piece of a cut sample is a sample of its own.  `longer` says what becomes of samples of
-    more than `tokens` tokens: `refuse` them, `drop` them (counted in `dropped_samples`), or `cut`
+    Each piece of a cut sample is a sample of its own.  `longer` says how samples of more than
+    `tokens` tokens are treated: `refuse` them, `drop` them (counted in `dropped_samples`), or `cut`
     them like any other.  The last, incomplete pack is dropped (counted in `dropped_tokens`), or
-    padded with `drop_last=False`.  Vectorised: linear in samples.
+    padded with `drop_last=False`.  Vectorised.
 
     Raises ValueError for an empty corpus, bad lengths, L out of [1, 2^31), or a corpus that fills
     no pack.
     """
-    kept, dropped = _choose_samples(lengths, tokens, longer, get_args(LongerCut))
-    ends = np.cumsum(kept.lengths)
+    kept, ids, dropped = _choose_samples(lengths, tokens, longer, get_args(LongerCut))
+    ends = np.cumsum(kept)
     total = int(ends[-1])
     packs = total // tokens if drop_last else -(-total // tokens)
     if not packs:
@@ -102,23 +102,24 @@ def pack_sequential(
             f"the corpus has {total} tokens, less than one pack of tokens={tokens}; "
             "pack shorter, or keep the incomplete pack with drop_last=False"
         )
+    # Step 1: fragments end where a sample ends and where a pack ends.  Lengths 5 7 4 in packs of 8:
+    # samples end at 5 12 16, packs at 8 16, fragments at 5 8 12 16.
     used = min(total, packs * tokens)
     pack_ends = np.arange(1, packs, dtype=np.int64) * tokens
     where = np.searchsorted(ends, pack_ends)
-    inside = ends[where] != pack_ends  # a pack's end inside a sample cuts it
+    inside = ends[where] != pack_ends  # a sample that ends with its pack is not cut
     stops = np.insert(ends, where[inside], pack_ends[inside])
     stops = stops[: np.searchsorted(stops, used) + 1]
     stops[-1] = used  # a sample that crosses the end of the last pack loses its rest
-    bounds = np.concatenate([[0], stops])
-    is_rest = np.zeros(len(stops) + 1, dtype=bool)
-    is_rest[where[inside] + np.arange(int(inside.sum())) + 1] = True
-    sample = np.cumsum(~is_rest[:-1]) - 1
+    starts = np.concatenate([[0], stops[:-1]])
+    # Step 2: the sample of each fragment is the first that ends behind the fragment's start.
+    sample = np.searchsorted(ends, starts, side="right")
     return Packs(
         tokens=tokens,
-        lengths=np.diff(bounds),
-        offsets=np.append(np.searchsorted(bounds, np.append(0, pack_ends)), len(stops)),
-        samples=kept.ids[sample],
-        starts=bounds[:-1] - (ends - kept.lengths)[sample],
+        lengths=stops - starts,
+        offsets=np.searchsorted(starts, np.concatenate([[0], pack_ends, [used]])),
+        samples=ids[sample],
+        starts=starts - (ends - kept)[sample],
         dropped_samples=dropped,
         dropped_tokens=total - used,
     )
@@ -127,44 +128,38 @@ def pack_sequential(
 def pack_best_fit(
     lengths: ArrayLike, tokens: int, *, longer: LongerWhole = "refuse", buffer: int = 4096
 ) -> Packs:
-    """Fill packs with whole samples from a bounded buffer, best fit; what does not fit is padding.
+    """Fill packs with whole samples from a bounded buffer, best fit; the rest of a pack is padding.
 
     A pack starts with the oldest sample of the buffer, so none waits for more than `buffer` packs;
-    then it takes the longest one that fits (the oldest of equals) until none does.  The buffer
-    takes samples in order and is filled up whenever a 16th of it is used: seldom enough to be fast,
-    often enough that heavy packs don't come in clusters.  A larger buffer pads less and reorders
-    more; the padding is in `Packs.padding`.  `longer`: `refuse` or `drop` samples of more than
-    `tokens` tokens.
+    then the longest sample that fits is added (the oldest of equals) until none fits.  Samples
+    enter the buffer in order, whenever a 16th of it is used: seldom enough to be fast, often enough
+    that heavy packs don't come in clusters.  A larger buffer pads less and reorders more; the
+    padding is in `Packs.padding`.  `longer`: `refuse` or `drop` samples of more than `tokens`
+    tokens.
 
     Raises ValueError for an empty corpus, bad lengths, L out of [1, 2^31), or `buffer` < 1.
     """
-    from libra.data.packing_kernels import fill_packs  # numba: loaded by those who need it
+    from libra.data.packing_kernels import fill_packs  # numba: half a second to import
 
     check_count("buffer", buffer)
-    kept, dropped = _choose_samples(lengths, tokens, longer, get_args(LongerWhole))
-    order, opens, _ = fill_packs(kept.lengths, tokens, buffer, max(1, buffer // 16))
+    kept, ids, dropped = _choose_samples(lengths, tokens, longer, get_args(LongerWhole))
+    order, opens, _ = fill_packs(kept, tokens, buffer, max(1, buffer // 16))
     return Packs(
         tokens=tokens,
-        lengths=kept.lengths[order],
+        lengths=kept[order],
         offsets=np.append(np.flatnonzero(opens), len(order)),
-        samples=kept.ids[order],
+        samples=ids[order],
         starts=np.zeros(len(order), dtype=np.int64),
         dropped_samples=dropped,
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
-    """The samples that are packed: their lengths and their indices in what the user gave."""
-
-    lengths: IntArray
-    ids: IntArray
-
-
 def _choose_samples(
     lengths: ArrayLike, tokens: int, longer: str, choices: tuple[str, ...]
-) -> tuple[_Kept, int]:
-    """Check a packer's arguments; the samples to pack, and how many were too long and dropped."""
+) -> tuple[IntArray, IntArray, int]:
+    """Check a packer's arguments; lengths of the samples to pack, their indices in `lengths`, and
+    how many were dropped as too long.
+    """
     if check_count("tokens", tokens) >= 2**31:
         raise ValueError(f"tokens is {tokens}; L must be less than 2^31, for cu_seqlens are int32")
     if longer not in choices:
@@ -176,7 +171,7 @@ def _choose_samples(
     too_long = checked > tokens
     count = int(too_long.sum())
     if not count or longer == "cut":
-        return _Kept(checked, ids), 0
+        return checked, ids, 0
     if longer == "refuse":
         i = int(np.argmax(too_long))
         others = " or ".join(f"longer={choice!r}" for choice in choices if choice != "refuse")
@@ -188,4 +183,4 @@ def _choose_samples(
         raise ValueError(
             f"all {count} samples are longer than a pack of tokens={tokens}; choose a larger one"
         )
-    return _Kept(checked[~too_long], ids[~too_long]), count
+    return checked[~too_long], ids[~too_long], count

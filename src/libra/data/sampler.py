@@ -1,4 +1,4 @@
-"""The pluggable sampler: every replica's packs, placed by VRSP one optimizer step at a time.
+"""The pluggable sampler: every replica's packs, grouped into pools one optimizer step at a time.
 
     epoch      = packs shuffled by (seed, epoch), cut into windows of GBS packs
     window     = one optimizer step: GA steps x DP replicas, filled row by row by its pools
@@ -7,7 +7,7 @@
         GA 0         pool 0                pool 1
         GA 1       pool DP/P              ..
 
-Which packs a window holds depends on the corpus, seed, epoch and GBS alone, so the samples of an
+The packs of a window depend on the corpus, seed, epoch and GBS alone, so the samples of an
 optimizer step are the same with and without VRSP, and with any number of replicas.  Pools are those
 of VRSP, refined by swaps, heaviest first; each of the two can be switched off.
 """
@@ -17,35 +17,40 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch.utils.data import Sampler
 
 from libra.data.lengths import check_count, workloads
 from libra.data.packing import Packs
-from libra.data.pools import PackPlacement, deal_pools
-from libra.data.refinement import PoolOrder
+from libra.data.pools import PackPlacement, PoolOrder, make_pools
 
 IntArray = NDArray[np.int64]
 
+_STEP_SETTINGS: Final = ("global_batch", "seed", "shuffle", "drop_last", "corpus")
+"""Settings that decide which packs each optimizer step holds."""
+_ORDER_SETTINGS: Final = ("pool_size", "placement", "refine", "order")
+"""Settings that decide their order inside an optimizer step."""
 
-class PoolSampler(Sampler[int]):
+
+class PoolSampler:
     """Pack indices of one data-parallel replica: the `sampler=` of a loader with batch size 1.
 
     `lengths_of_packs`: a `Packs`, or the sample lengths of each pack.  `global_batch` (GBS): packs
     of an optimizer step.  Iteration yields one index per gradient-accumulation step;
-    `dropped_packs` and `repeated_packs` say what the incomplete last window of an epoch costs.
+    `dropped_packs` and `repeated_packs` count the packs that an incomplete last window drops or
+    repeats.
 
     `refine` swaps packs between VRSP's pools (`libra.refine_pools`) and `order` says which pools
     share a GA index (`libra.order_pools`): `grouped`, `uniform` for pipelines, or `index`.  Plain
     VRSP is `refine=False, order="index"`.  `placement="contiguous"` is the baseline without VRSP,
-    packs in sampler order: there the two have no effect and read False and "index".
+    packs in sampler order: there the two have no effect and become False and "index".
 
     A pass that is exhausted moves on to the next epoch; `set_epoch` goes to any.  A worker process
-    that prefetches runs ahead of the training loop, so checkpoint the loader's state (or this
-    one's, if nothing prefetches).
+    that prefetches runs ahead of the training loop, so checkpoint the loader's state (or the
+    sampler's, if nothing prefetches).  torch's loaders accept any object with `__iter__` and
+    `__len__` as a sampler: importing and using this one needs no torch.
 
     Raises ValueError for an empty corpus, a corpus smaller than GBS, DP that doesn't divide GBS, P
     that doesn't divide DP, a rank out of range, and an unknown placement or order.
@@ -71,64 +76,77 @@ class PoolSampler(Sampler[int]):
         self.dp_rank = check_count("dp_rank", dp_rank, least=0)
         self.pool_size = check_count("pool_size", pool_size)
         self.seed = check_count("seed", seed, least=0)
-        if global_batch % dp_size:
-            raise ValueError(
-                f"global_batch={global_batch} packs over dp_size={dp_size} replicas: "
-                "dp_size must divide global_batch"
-            )
-        if dp_size % pool_size:
-            raise ValueError(
-                f"pool_size={pool_size} does not divide dp_size={dp_size}: "
-                "every pool has exactly pool_size replicas"
-            )
-        if dp_rank >= dp_size:
-            raise ValueError(f"dp_rank={dp_rank} is outside [0, dp_size={dp_size})")
         if placement not in get_args(PackPlacement):
             raise ValueError(f"placement is {placement!r}; choose 'vrsp' or 'contiguous'")
         if order not in get_args(PoolOrder):
             raise ValueError(f"order is {order!r}; choose 'grouped', 'uniform' or 'index'")
+        self._check_sizes()
+        self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
+        self.placement: PackPlacement = placement
+        self.refine = bool(refine) and placement == "vrsp"
+        self.order: PoolOrder = order if placement == "vrsp" else "index"
         if isinstance(lengths_of_packs, Packs):
             self._workloads = lengths_of_packs.workloads
         else:
             self._workloads = workloads(lengths_of_packs)
         packs = len(self._workloads)
-        if not packs:
-            raise ValueError("the corpus is empty: lengths_of_packs holds no pack")
-        if global_batch > packs:
-            raise ValueError(
-                f"the corpus has {packs} packs, less than one global_batch={global_batch}; "
-                "lower global_batch or add data"
-            )
-        self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
-        self.placement: PackPlacement = placement
-        self.refine = bool(refine) and placement == "vrsp"
-        self.order: PoolOrder = order if placement == "vrsp" else "index"
-        whole, rest = divmod(packs, self.global_batch)
+        digest = hashlib.sha256(self._workloads.astype("<i8").tobytes())
+        self.corpus = f"{packs} packs, {digest.hexdigest()[:16]}"
+        """Fingerprint of the packs' workloads."""
+        whole, rest = self._whole_windows(packs)
         self.windows = whole + bool(rest and not drop_last)
         """Optimizer steps of an epoch."""
         self.steps_per_window = self.global_batch // self.dp_size
         """GA: packs of one replica per optimizer step."""
         self.dropped_packs = rest if drop_last else 0
-        """Packs of each epoch's order that no window takes."""
+        """Packs of each epoch's order that are in no window."""
         self.repeated_packs = self.global_batch - rest if rest and not drop_last else 0
         """Packs from the start of each epoch's order that fill up its last window."""
+        self._epoch = 0
+        self._step = 0  # the next step of this epoch to be yielded
+        self._resumed = False  # the position was loaded and no pass has begun at it
+
+    def _check_sizes(self) -> None:
+        """ValueError unless dp_rank < DP, P divides DP and DP divides GBS."""
+        if self.global_batch % self.dp_size:
+            raise ValueError(
+                f"global_batch={self.global_batch} packs over dp_size={self.dp_size} replicas: "
+                "dp_size must divide global_batch"
+            )
+        if self.dp_size % self.pool_size:
+            raise ValueError(
+                f"pool_size={self.pool_size} does not divide dp_size={self.dp_size}: "
+                "every pool has exactly pool_size replicas"
+            )
+        if self.dp_rank >= self.dp_size:
+            raise ValueError(f"dp_rank={self.dp_rank} is outside [0, dp_size={self.dp_size})")
+
+    def _whole_windows(self, packs: int) -> tuple[int, int]:
+        """Whole windows in the corpus and packs left over; warns about the latter.
+
+        Raises ValueError for a corpus of less than one window.
+        """
+        if not packs:
+            raise ValueError("the corpus is empty: lengths_of_packs holds no pack")
+        whole, rest = divmod(packs, self.global_batch)
+        if not whole:
+            raise ValueError(
+                f"the corpus has {packs} packs, less than one global_batch={self.global_batch}; "
+                "lower global_batch or add data"
+            )
         if rest:
             short = self.global_batch - rest
             remedy = (
                 f"dropped; drop_last=False fills it up with {short} packs of the epoch's start"
-                if drop_last
+                if self.drop_last
                 else f"filled up with {short} packs of the epoch's start; drop_last=True drops it"
             )
             warnings.warn(
-                f"{packs} packs are {whole} windows of global_batch={global_batch} and {rest} "
+                f"{packs} packs are {whole} windows of global_batch={self.global_batch} and {rest} "
                 f"packs over: every epoch's incomplete last window is {remedy}",
-                stacklevel=2,
+                stacklevel=3,
             )
-        digest = hashlib.sha256(self._workloads.astype("<i8").tobytes())
-        self._corpus = f"{packs} packs, {digest.hexdigest()[:16]}"
-        self._epoch = 0
-        self._step = 0  # the next to be yielded, of this epoch
-        self._resumed = False  # the position was loaded and no pass has begun at it
+        return whole, rest
 
     @property
     def epoch(self) -> int:
@@ -150,7 +168,7 @@ class PoolSampler(Sampler[int]):
         return self._walk(self._epoch, self._step)
 
     def _walk(self, epoch: int, step: int) -> Iterator[int]:
-        # Loaders make iterators that they throw away: only one that is advanced uses up a position.
+        # Loaders make iterators and discard them: only one that is advanced uses up a position.
         if epoch != self._epoch:
             epoch, step = self._epoch, 0
         self._resumed = False
@@ -182,7 +200,7 @@ class PoolSampler(Sampler[int]):
         """The epoch's packs in window order, the last window whole, int64 [windows * GBS]."""
         packs = len(self._workloads)
         if self.shuffle:
-            # numpy promises a bit generator's raw stream across versions, not its permutations
+            # numpy keeps a bit generator's raw stream across versions, but not its permutations.
             source = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(epoch,)))
             order = np.argsort(source.random_raw(packs), kind="stable")
         else:
@@ -194,7 +212,7 @@ class PoolSampler(Sampler[int]):
         """One optimizer step, int64 [GA, dp_size]: its pools, row after row."""
         packs = order[window * self.global_batch : (window + 1) * self.global_batch]
         weights = self._workloads[packs]
-        pools = deal_pools(
+        pools = make_pools(
             weights,
             self.pool_size,
             self.dp_size // self.pool_size,
@@ -205,13 +223,14 @@ class PoolSampler(Sampler[int]):
         return packs[pools].reshape(self.steps_per_window, self.dp_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, in packs of all replicas, and what it depends on: alike on every rank."""
+        """The position, in packs of all replicas, and the settings that it depends on: the same on
+        every rank.
+        """
         return {
             "epoch": self._epoch,
             "consumed_packs": self._step * self.dp_size,
             "dp_size": self.dp_size,
-            **self._identity(),
-            **self._emission(),
+            **{name: getattr(self, name) for name in (*_STEP_SETTINGS, *_ORDER_SETTINGS)},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -222,31 +241,29 @@ class PoolSampler(Sampler[int]):
         pool_size, placement, refine or order, another dp_size where order is "uniform" (which
         depends on it), or a position that no step of this dp_size starts at.
         """
-        expected = {"epoch", "consumed_packs", "dp_size", *self._identity(), *self._emission()}
-        missing = sorted(expected - set(state))
+        missing = sorted(set(self.state_dict()) - set(state))
         if missing:
             raise ValueError(f"this is no PoolSampler state: it lacks {', '.join(missing)}")
-        for name, value in self._identity().items():
-            if state[name] != value:
+        for name in _STEP_SETTINGS:
+            if state[name] != getattr(self, name):
                 raise ValueError(
                     f"the state was saved with {name}={state[name]!r}, this sampler has "
-                    f"{name}={value!r}: optimizer steps would not hold the same samples; "
-                    "resume with the same, or start anew"
+                    f"{name}={getattr(self, name)!r}: optimizer steps would not hold the same "
+                    "samples; resume with the same, or start anew"
                 )
         epoch = check_count("epoch of the state", state["epoch"], least=0)
         consumed = check_count("consumed_packs of the state", state["consumed_packs"], least=0)
         done, whole = consumed % self.global_batch, self.windows * self.global_batch
         if consumed > whole:
             raise ValueError(f"the state has consumed_packs={consumed}, but an epoch has {whole}")
-        emission = self._emission()
-        if self.order == "uniform":
-            emission["dp_size"] = self.dp_size
-        for name, value in emission.items():
-            if state[name] != value and done:
+        depends_on_dp = ("dp_size",) if self.order == "uniform" else ()
+        for name in (*_ORDER_SETTINGS, *depends_on_dp):
+            if done and state[name] != getattr(self, name):
                 raise ValueError(
                     f"the state was saved with {name}={state[name]!r} inside an optimizer step "
                     f"({done} of {self.global_batch} packs done), this sampler has "
-                    f"{name}={value!r}; change it only at the end of an optimizer step"
+                    f"{name}={getattr(self, name)!r}; change it only at the end of an optimizer "
+                    "step"
                 )
         if consumed % self.dp_size:
             raise ValueError(
@@ -255,22 +272,3 @@ class PoolSampler(Sampler[int]):
                 "or save at the end of an optimizer step"
             )
         self._epoch, self._step, self._resumed = epoch, consumed // self.dp_size, True
-
-    def _identity(self) -> dict[str, Any]:
-        """What decides the packs of every optimizer step."""
-        return {
-            "global_batch": self.global_batch,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "drop_last": self.drop_last,
-            "corpus": self._corpus,
-        }
-
-    def _emission(self) -> dict[str, Any]:
-        """What decides their order inside an optimizer step."""
-        return {
-            "pool_size": self.pool_size,
-            "placement": self.placement,
-            "refine": self.refine,
-            "order": self.order,
-        }

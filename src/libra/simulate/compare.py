@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from libra.cost.parallelism import Parallelism
 from libra.cost.pipeline import ScheduleName
 from libra.data.packing import Packs
-from libra.data.pools import deal_pools
+from libra.data.pools import make_pools
 from libra.plan.plan_pool import plan_pool
 from libra.simulate.predict import SchemeFigures, Setting, ideal_figures, scheme_figures
 from libra.simulate.results import MicrobatchTimes, PipelineResult, SchemeResult, WorkerLoads
@@ -103,7 +103,7 @@ def _step_parts(
 def worker_loads(packs: Packs, setting: Setting) -> WorkerLoads:
     """Load of each worker of the first pool of a window, before and after."""
     size, dp = setting.config.pool_size, setting.parallelism.dp
-    members = deal_pools(packs.workloads, size, dp // size, order="index")[0]
+    members = make_pools(packs.workloads, size, dp // size, order="index")[0]
     plan = plan_pool(
         [packs.cu_seqlens(int(pack)) for pack in members],
         cp_size=setting.parallelism.cp,

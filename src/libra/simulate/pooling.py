@@ -15,9 +15,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import check_count
-from libra.data.refinement import bound, refine_pools
-from libra.data.vrsp import check_pool_size, check_workloads, imbalance, place_packs, pool_loads
+from libra.data.lengths import check_count, check_workloads
+from libra.data.pools import (
+    bound,
+    check_pool_size,
+    imbalance,
+    place_packs,
+    pool_loads,
+    refine_pools,
+)
 from libra.simulate.results import PoolingPoint
 
 FloatArray = NDArray[np.float64]

@@ -20,8 +20,7 @@ from typing import Any, Final
 from libra.config import HeadShape, PoolConfig
 from libra.data.lengths import check_count
 from libra.data.packing import Packs
-from libra.data.pools import PackPlacement
-from libra.data.refinement import PoolOrder
+from libra.data.pools import PackPlacement, PoolOrder
 from libra.plan.head_groups import cut_heads
 from libra.plan.place_ulysses import check_ulysses
 from libra.plan.plan_pool import head_shards

@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from libra.config import PoolConfig, ulysses_beside
-from libra.data.pools import PackPlacement, deal_pools
-from libra.data.refinement import PoolOrder
+from libra.data.pools import PackPlacement, PoolOrder, make_pools
 
 IntArray = NDArray[np.int64]
 SchemeKey = Literal["ulysses", "ring", "wlb", "cluster", "tap", "tap_vrsp", "libra", "ideal"]
@@ -79,7 +78,7 @@ class Scheme:
 
     def pools(self, workloads: ArrayLike, pool_size: int, pools_per_index: int) -> IntArray:
         """Packs of every pool in the order of emission, int64 [K, P]; see `libra.data.pools`."""
-        return deal_pools(
+        return make_pools(
             workloads,
             pool_size,
             pools_per_index,

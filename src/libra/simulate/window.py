@@ -12,9 +12,15 @@ from numpy.typing import NDArray
 
 from libra.config import HeadShape, PoolConfig
 from libra.data.lengths import causal_pairs, segment_workloads
-from libra.data.pools import PackPlacement, deal_pools
-from libra.data.refinement import PoolOrder, distance_to_bound
-from libra.data.vrsp import contiguous_pools, imbalance, pool_loads
+from libra.data.pools import (
+    PackPlacement,
+    PoolOrder,
+    contiguous_pools,
+    distance_to_bound,
+    imbalance,
+    make_pools,
+    pool_loads,
+)
 from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.traffic import held_for_others
@@ -93,7 +99,7 @@ def replay_window(task: WindowTask) -> WindowFigures:
 def emitted_pools(task: WindowTask, weights: IntArray) -> IntArray:
     """The window's pools in the order of emission, as `PoolSampler` makes them; [pools, P]."""
     size = task.candidate.pool_size
-    return deal_pools(
+    return make_pools(
         weights,
         size,
         (task.dp_size or len(weights)) // size,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from libra.config import HeadShape, PoolConfig
 from libra.data.lengths import workloads
 from libra.data.packing import pack_sequential
-from libra.data.vrsp import imbalance, place_packs
+from libra.data.pools import imbalance, place_packs
 from libra.plan.plan_pool import PoolPlan, plan_pool
 from tests.pools import SmallPool, small_pools
 from tests.slow_planner import slow_plan

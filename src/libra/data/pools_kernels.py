@@ -1,4 +1,4 @@
-"""Pairwise swaps of packs between pools, compiled.  Imported only by the refinement."""
+"""Pairwise swaps of packs between pools, compiled.  Imported only by `pools.refine_pools`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ IntArray = NDArray[np.int64]
 
 
 @numba.njit(cache=True)
-def swap_packs(pools: IntArray, weights: NDArray[Any], loads: NDArray[Any], looks: int) -> int:
-    """Swap packs until no swap helps or `looks` pools have been looked at; how many swaps.
+def swap_packs(pools: IntArray, weights: NDArray[Any], loads: NDArray[Any], searches: int) -> int:
+    """Swap packs until no swap helps or `searches` pools have been searched; the number of swaps.
 
     `pools` [K, P], each row by decreasing weight, ties by index; `weights` [K, P] of those packs;
     `loads` [K].  All are changed in place, the order inside rows is kept.
 
-    The heaviest pool that is not stuck makes the swap that leaves the lighter pair: the one with
-    the least max of both loads, the first found of equals.  A pool without a swap is stuck.  When
-    all are, those whose surroundings have changed since are looked at again.
+    The heaviest pool that is not stuck makes the swap that leaves the smallest maximum of the two
+    loads, the first found of equals.  A pool without such a swap is stuck.  When all are stuck, the
+    pools are searched again for swaps with pools that have changed since.
     """
     stuck = np.zeros(len(loads), dtype=np.bool_)
-    looked_at = np.full(len(loads), -1)  # swaps that had been made when a pool got stuck
-    changed_at = np.zeros(len(loads), dtype=np.int64)
+    searched_at = np.full(len(loads), -1)  # number of swaps made when the pool got stuck
+    changed_at = np.zeros(len(loads), dtype=np.int64)  # number of the pool's latest swap
     swaps, swaps_before = 0, -1
-    for _ in range(looks):
+    for _ in range(searches):
         heavy = _heaviest(loads, stuck)
         if heavy < 0:
             if swaps == swaps_before:
@@ -34,20 +34,20 @@ def swap_packs(pools: IntArray, weights: NDArray[Any], loads: NDArray[Any], look
             swaps_before = swaps
             stuck[:] = False
             heavy = _heaviest(loads, stuck)
-        other, mine, theirs = _best_swap(weights, loads, heavy, changed_at, looked_at[heavy])
+        other, mine, theirs = _best_swap(weights, loads, heavy, changed_at, searched_at[heavy])
         if other < 0:
             stuck[heavy] = True
-            looked_at[heavy] = swaps
+            searched_at[heavy] = swaps
             continue
         swaps += 1
         changed_at[heavy] = swaps
         changed_at[other] = swaps
-        going, weight = pools[heavy, mine], weights[heavy, mine]
-        coming, its_weight = pools[other, theirs], weights[other, theirs]
-        loads[heavy] -= weight - its_weight
-        loads[other] += weight - its_weight
-        _replace(pools[heavy], weights[heavy], mine, coming, its_weight)
-        _replace(pools[other], weights[other], theirs, going, weight)
+        given, given_weight = pools[heavy, mine], weights[heavy, mine]
+        received, received_weight = pools[other, theirs], weights[other, theirs]
+        loads[heavy] -= given_weight - received_weight
+        loads[other] += given_weight - received_weight
+        _replace(pools[heavy], weights[heavy], mine, received, received_weight)
+        _replace(pools[other], weights[other], theirs, given, given_weight)
     return swaps
 
 
@@ -69,21 +69,24 @@ def _best_swap(
     changed_at: IntArray,
     known: int,
 ) -> tuple[int, int, int]:
-    """The swap of `heavy` with a lighter pool that leaves the least max of both, O(packs + K).
+    """The swap of `heavy` with a lighter pool that leaves the smallest maximum, O(packs + K).
 
-    (other pool, place in `heavy`, place in other), or -1 thrice where none lowers the max.  Pairs
-    that have not changed since swap number `known` are known to have none.
+    (other pool, place in `heavy`, place in other), or -1 thrice where none lowers the maximum.
+    Pairs of pools that have not changed since swap number `known` are known to have none.
     """
     best, other, mine, theirs = loads[heavy], -1, -1, -1
-    lightest = int(np.argmin(loads))  # first: the better the first swap, the more pools are skipped
+    lightest = int(np.argmin(loads))  # tried first: a good first swap rules out many pools
     for turn in range(-1, len(loads)):
         k = lightest if turn < 0 else turn
         gap = loads[heavy] - loads[k]
+        # Half of both loads is the best that a swap could leave: skip pools where it is no gain.
         if turn == lightest or best - loads[k] <= loads[heavy] - best:
-            continue  # not lighter, or even two equal loads would be no better
+            continue
         if changed_at[heavy] <= known and changed_at[k] <= known:
             continue
-        # Of the other pool's packs, the two around weight - gap / 2 come nearest to half the gap.
+        # The ideal swap gives away half the gap.  For each pack of `heavy` the two best partners
+        # are those just above and just below weight - gap / 2; both rows descend, so one pointer
+        # (`below`) moves through the other row once.
         below = 0
         for place in range(weights.shape[1]):
             weight = weights[heavy, place]
