@@ -73,15 +73,15 @@ def exchange(plan: PoolPlan) -> Exchange:
         head_group_rows = [rows.reshape(-1, head_groups.kv_heads) for rows in k_local]
         arrived = all_to_all(messages, head_group_rows)
         k_traffic += np.stack([m.send_splits for m in messages]) * head_groups.kv_heads
-        messages = [rank_plan.relay[chunk] for rank_plan in rank_plans]
+        messages = [rank_plan.kv_multicast[chunk] for rank_plan in rank_plans]
         passed_on = all_to_all(messages, arrived)
         k_traffic += np.stack([m.send_splits for m in messages]) * head_groups.kv_heads
         arrived = [np.concatenate(both) for both in zip(arrived, passed_on, strict=True)]
         for worker, rows in enumerate(arrived):
-            assembly = rank_plans[worker].assembly[chunk]
-            landed = np.concatenate([rows, head_group_rows[worker][assembly.own]])
+            assembly = rank_plans[worker].kv_buffers[chunk]
+            landed = np.concatenate([rows, head_group_rows[worker][assembly.own_index]])
             buffer = np.full((assembly.rows, head_groups.kv_heads), NOTHING, dtype=np.int64)
-            buffer[slice(None) if assembly.place is None else assembly.place] = landed
+            buffer[slice(None) if assembly.permutation is None else assembly.permutation] = landed
             k_arrived[worker].append(rows)
             k_fetched[worker].append(buffer)
     return Exchange(
@@ -106,6 +106,6 @@ def all_to_all(messages: Sequence[AllToAll], rows: Sequence[IntArray]) -> list[I
     assert {message.moves for message in messages} == {bool(sent.any())}
     parts = []
     for message, local in zip(messages, rows, strict=True):
-        assert len(message.send) == message.send_splits.sum()
-        parts.append(np.split(local[message.send], np.cumsum(message.send_splits)[:-1]))
+        assert len(message.send_index) == message.send_splits.sum()
+        parts.append(np.split(local[message.send_index], np.cumsum(message.send_splits)[:-1]))
     return [np.concatenate([part[worker] for part in parts]) for worker in range(len(messages))]

@@ -51,7 +51,7 @@ def test_a_long_sample_among_short_ones(
     case = Case(bounds=[[0, tokens], *[short] * 7], tokens=tokens, heads=heads, config=config)
     with posted(at_once):
         plan = check_late(case)
-    assert plan.kv_transfers.second.any()
+    assert plan.kv_transfers.passed_on.any()
 
 
 def too_early(rank: int, world_size: int) -> float:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import libra
+from libra.plan.attention_calls import AttentionCall
 from libra.plan.memory import PoolMemory, pool_memory
 from libra.plan.rank_plan import make_rank_plan
-from libra.plan.segments import AttentionCall
 from libra.runtime.workspace import Workspace
 from tests.distributed.cases import Case, make_mesh, make_pack, make_pool, my_rows
 from tests.distributed.memory_tracker import tracked

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import libra
-from libra.plan.segments import AttentionCall
+from libra.plan.attention_calls import AttentionCall
 from libra.runtime.kernels.cpu import CpuKernel
 from tests.distributed.cases import make_mesh
 from tests.distributed.ranks import RankPool

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 import libra
 from libra.cost.timeline import Direction, moved_bytes
-from libra.plan.all_to_all import last_reader
 from libra.plan.memory import pool_memory
 from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan
@@ -59,7 +58,7 @@ def make_plan(case: Case, pool: int) -> PoolPlan:
 def chunks_of(step: Step, plan: PoolPlan) -> list[int]:
     """The chunk of each message of a step, in the order of posting on a CPU."""
     chunks = range(plan.head_groups.chunks)
-    done = last_reader(plan.head_groups)
+    done = plan.head_groups.kv_done
     queries = int(moved_q_rows(plan).any())  # a message that no worker needs is not posted
     moved = plan.kv_transfers.rows(plan.workers, plan.head_groups.chunks).any(axis=(2, 3))
     keys, relayed = 2 * moved
@@ -182,7 +181,7 @@ def test_also_where_relays_pass_rows_on(
             ranks4,
             case_of("surplus", cp, layout=layout, backward=backward, heads=heads, ranks_per_node=1),
         )
-        assert plan.kv_transfers.second.any()
+        assert plan.kv_transfers.passed_on.any()
 
 
 def test_where_nothing_moves_nothing_is_sent_or_held(ranks4: RankPool) -> None:

@@ -60,7 +60,7 @@ def relayed(backward: BackwardMode = "retain", **changes: Any) -> Case:
             **changes,
         }
     )
-    assert plan_of(case).kv_transfers.second.any()
+    assert plan_of(case).kv_transfers.passed_on.any()
     return case
 
 
@@ -131,7 +131,7 @@ def test_one_long_sample_among_short_ones(packs: int, cp: int, at_once: bool) ->
     case = Case(bounds=[[0, tokens], *[short] * (packs - 1)], tokens=tokens, cp=cp, config=config)
     with posted(at_once):
         plan = check_numbers(case)
-    assert plan.kv_transfers.second.sum() > 10
+    assert plan.kv_transfers.passed_on.sum() > 10
 
 
 def twice(rank: int, world_size: int, case: Case) -> list[list[torch.Tensor]]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from libra.config import ShardLayout
 from libra.data.cp_shards import ShardMap, shard_map
-from libra.plan.segments import AttentionCall
+from libra.plan.attention_calls import AttentionCall
 
 IntArray = NDArray[np.int64]
 

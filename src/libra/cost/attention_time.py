@@ -14,11 +14,10 @@ import numpy as np
 from libra.cost.hardware import Cluster
 from libra.cost.kernel_table import DIRECTIONS, Direction, KernelTable
 from libra.cost.timeline import AttendSeconds, Timeline, pool_timeline
-from libra.plan.attention_calls import LOCAL
+from libra.plan.attention_calls import LOCAL, PoolSegments, pool_segments
 from libra.plan.memory import pool_memory
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.traffic import PoolTraffic, pool_traffic
-from libra.plan.work import Work, pool_work
 
 _MOVED: Final = (
     "dispatched",
@@ -58,7 +57,7 @@ class AttentionTime:
 
     def timelines(self, plan: PoolPlan) -> PoolTimelines:
         """Both passes of one layer, played in time."""
-        work = pool_work(plan)
+        work = pool_segments(plan)
         traffic = pool_traffic(plan, work)
 
         def play(direction: Direction) -> Timeline:
@@ -99,7 +98,7 @@ class AttentionTime:
 
 
 def attend_seconds(
-    work: Work, table: KernelTable, *, workers: int, chunks: int, direction: Direction
+    work: PoolSegments, table: KernelTable, *, workers: int, chunks: int, direction: Direction
 ) -> AttendSeconds:
     """Seconds that each worker computes, from its kernel segments and a table for these heads.
 

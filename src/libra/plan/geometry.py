@@ -32,9 +32,9 @@ def _none() -> IntArray:
 class Overlaps:
     """Where intervals of two kinds overlap, ordered by position."""
 
-    first: IntArray
-    """Index into the first kind, [pieces]."""
-    second: IntArray
+    left: IntArray
+    """Index into the first kind, int64 [overlaps]."""
+    right: IntArray
     """Index into the second kind."""
     start: IntArray
     stop: IntArray
@@ -59,9 +59,7 @@ class Geometry:
     pack_stop: IntArray
     """Pool position at which each pack's real tokens end, [packs]."""
     sample_shards: Overlaps
-    """Samples (first) against the fragments (second) that hold them, ordered by sample, then
-    position.
-    """
+    """Samples (left) and the fragments (right) that hold them, ordered by sample, then position."""
     block_start: IntArray = field(default_factory=_none)
     """Blocks tile the pool; until `with_cuts` there are none."""
     block_stop: IntArray = field(default_factory=_none)
@@ -75,7 +73,7 @@ class Geometry:
     block_samples: Overlaps = field(
         default_factory=lambda: Overlaps(_none(), _none(), _none(), _none())
     )
-    """Blocks (first) against the samples (second) they meet."""
+    """Blocks (left) and the samples (right) that they hold rows of, ordered by position."""
 
     @property
     def workers(self) -> int:
@@ -151,10 +149,10 @@ def with_cuts(geometry: Geometry, cuts: IntArray) -> Geometry:
     block_stop = np.maximum(np.minimum(block_end, pack_stop), cuts)
     home = np.searchsorted(geometry.fragment_start, cuts, side="right") - 1
     block_samples = _overlap(cuts, block_stop, geometry.sample_start, geometry.sample_stop)
-    first_query = block_samples.start - geometry.sample_start[block_samples.second]
+    first_query = block_samples.start - geometry.sample_start[block_samples.right]
     pairs = causal_pairs(first_query, first_query + block_samples.stop - block_samples.start)
     block_pairs = np.zeros(len(cuts), dtype=np.int64)
-    np.add.at(block_pairs, block_samples.first, pairs)
+    np.add.at(block_pairs, block_samples.left, pairs)
     return replace(
         geometry,
         block_start=cuts,
@@ -167,20 +165,20 @@ def with_cuts(geometry: Geometry, cuts: IntArray) -> Geometry:
 
 
 def _overlap(
-    first_start: IntArray, first_stop: IntArray, second_start: IntArray, second_stop: IntArray
+    left_start: IntArray, left_stop: IntArray, right_start: IntArray, right_stop: IntArray
 ) -> Overlaps:
     """Overlaps of two lists of disjoint, ascending intervals, in ascending order."""
-    low = np.searchsorted(second_stop, first_start, side="right")
-    high = np.maximum(np.searchsorted(second_start, first_stop, side="left"), low)
-    high = np.where(first_stop > first_start, high, low)
+    low = np.searchsorted(right_stop, left_start, side="right")
+    high = np.maximum(np.searchsorted(right_start, left_stop, side="left"), low)
+    high = np.where(left_stop > left_start, high, low)
     count = high - low
-    first = np.repeat(np.arange(len(first_start)), count)
-    second = spread(low, count)
+    left = np.repeat(np.arange(len(left_start)), count)
+    right = spread(low, count)
     return Overlaps(
-        first=first,
-        second=second,
-        start=np.maximum(first_start[first], second_start[second]),
-        stop=np.minimum(first_stop[first], second_stop[second]),
+        left=left,
+        right=right,
+        start=np.maximum(left_start[left], right_start[right]),
+        stop=np.minimum(left_stop[left], right_stop[right]),
     )
 
 
@@ -196,3 +194,14 @@ def spread(start: IntArray, count: IntArray, step: int = 1) -> IntArray:
     ranges = np.repeat(start - step * (stop - count), count)
     ranges += np.arange(0, step * total, step)
     return ranges
+
+
+def range_starts(length: IntArray, buffer: NDArray[np.integer]) -> IntArray:
+    """Where ranges start that fill buffers one after the other; int64.
+
+    The ranges of one buffer stand side by side:  length 2 3 4 1, buffer 5 5 7 7  ->  0 2 0 4.
+    """
+    start = np.cumsum(length) - length
+    first = np.flatnonzero(np.diff(buffer, prepend=-1))
+    ranges = np.diff(np.append(first, len(buffer)))
+    return np.asarray(start - np.repeat(start[first], ranges))

@@ -1,15 +1,16 @@
-"""How heads are cut: head shards, chunks, and head_groups, the head pieces that travel and compute as
-one.
+"""How heads are cut: into head shards, chunks and *head groups*, the heads that travel and compute
+as one.
 
-A *head_group* is the widest run of query heads inside one chunk that maps onto whole key/value heads, or
-stays inside one.
+A head group is the widest run of query heads inside one chunk that maps onto whole key/value heads,
+or stays inside one.
 
-    8 query heads, 2 key/value heads, H = 1, M = 4:   chunk  0 0 1 1 2 2 3 3
-                                                      kv     0 0 0 0 1 1 1 1     head_groups of 2 heads,
-                                                      kv head_groups of 1
-    6 query heads, 3 key/value heads, H = 2, M = 1:   shard  0 0 0 1 1 1
-                                                      kv     0 0 1 1 2 2         head_groups of 1 head: no
-                                                      group is torn
+    8 query heads, 2 key/value heads, H = 1, M = 4      chunk  0 0 1 1 2 2 3 3
+                                                        kv     0 0 0 0 1 1 1 1
+        -> head groups of 2 heads; kv head groups of 1
+
+    6 query heads, 3 key/value heads, H = 2, M = 1      shard  0 0 0 1 1 1
+                                                        kv     0 0 1 1 2 2
+        -> head groups of 1 head, so that no query group is split
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ class HeadGroups:
     """The cut of one head shape by H shards and M chunks."""
 
     heads: int
-    """Query heads of a head_group."""
+    """Query heads of a head group."""
     kv_heads: int
-    """Key/value heads of a kv head_group, the unit in which K and V travel."""
+    """Key/value heads of a kv head group, the unit in which K and V travel."""
     count: int
-    """Query head_groups in all."""
+    """Head groups in all."""
     kv_count: int
-    """kv head_groups in all."""
+    """kv head groups in all."""
     per_shard: int
-    """Query head_groups of one head shard."""
+    """Head groups of one head shard."""
     per_chunk: int
-    """Query head_groups of one head shard in one chunk."""
+    """Head groups of one head shard in one chunk."""
     group: int
     """Query heads per key/value head."""
 
     def kv_head_group(self, head_group: IntArray) -> IntArray:
-        """The kv head_group that each query head_group reads."""
+        """The kv head group that each head group reads."""
         return head_group * self.heads // (self.group * self.kv_heads)
 
     def chunk(self, head_group: IntArray) -> IntArray:
-        """The chunk in which each query head_group computes."""
+        """The chunk in which each head group computes."""
         return head_group % self.per_shard // self.per_chunk
 
     @property
@@ -61,6 +62,17 @@ class HeadGroups:
     def shards(self) -> int:
         """H."""
         return self.count // self.per_shard
+
+    @property
+    def kv_done(self) -> tuple[int, ...]:
+        """Last chunk that reads the kv buffer of each chunk, on any worker and wherever tiles are."""
+        head_group = np.arange(self.count, dtype=np.int64)
+        chunk, kv_head_group = self.chunk(head_group), self.kv_head_group(head_group)
+        last = np.zeros(self.kv_count, dtype=np.int64)
+        np.maximum.at(last, kv_head_group, chunk)
+        done = np.arange(self.chunks, dtype=np.int64)
+        np.maximum.at(done, chunk, last[kv_head_group])
+        return tuple(done.tolist())
 
 
 def cut_heads(heads: HeadShape, head_shards: int, chunks: int) -> HeadGroups:
@@ -79,7 +91,7 @@ def cut_heads(heads: HeadShape, head_shards: int, chunks: int) -> HeadGroups:
             f"{chunks} chunks; "
             "choose PoolConfig.chunks (M) that divides query heads / H"
         )
-    piece = width // chunks
+    piece = width // chunks  # query heads of one shard in one chunk
     whole_groups = piece % heads.group == 0
     head_group = piece if whole_groups else math.gcd(piece, heads.group)
     kv_head_group = piece // heads.group if whole_groups else 1

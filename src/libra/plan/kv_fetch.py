@@ -1,17 +1,23 @@
-"""Which K and V rows each worker needs, and where they come from.
+"""Which K and V rows each worker fetches, where they come from, and where they lie once arrived.
 
-A *need* is (worker, sample, kv head_group): rows [0, length) of the sample, once per worker however many
-tiles read them.
+A *KV fetch* is (worker, sample, kv head group): rows [0, length) of the sample, once for a worker
+however many tiles read them.
+
+    sample          | shard at worker 0 | shard at worker 1 | shard at worker 2 |
+    KV fetch of 1   |<------------------- length ------>|
+    its transfers   | 0 -> 1            | own rows      |
+
+A worker that holds all rows of a fetch itself reads them where they are: the fetch is *resident*.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.plan.geometry import Geometry, spread
+from libra.plan.geometry import Geometry, range_starts, spread
 from libra.plan.head_groups import HeadGroups
 
 IntArray = NDArray[np.int64]
@@ -19,7 +25,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVFetches:
-    """All needs of a pool, ordered by (worker, sample, kv head_group); int64 [needs]."""
+    """All KV fetches of a pool, ordered by (worker, sample, kv head group); int64 [fetches]."""
 
     worker: IntArray
     sample: IntArray
@@ -27,18 +33,18 @@ class KVFetches:
     length: IntArray
     """Rows from the sample's first."""
     chunk: IntArray
-    """First chunk that reads it."""
+    """First chunk that reads them, with which they travel."""
     resident: NDArray[np.bool_]
-    """The worker holds all these rows side by side already."""
-    piece_first: IntArray
-    """First entry of the need in `Geometry.sample_shards`."""
-    piece_count: IntArray
+    """Whether the worker itself holds all these rows, in one run."""
+    shard_first: IntArray
+    """First entry of the fetch in `Geometry.sample_shards`."""
+    shard_count: IntArray
     """Entries that cover its rows."""
 
     def find(
         self, worker: IntArray, sample: IntArray, kv_head_group: IntArray, head_groups: HeadGroups
     ) -> IntArray:
-        """Index of each (worker, sample, kv head_group)."""
+        """Index of each (worker, sample, kv head group)."""
         samples = 1 + max(int(self.sample.max(initial=0)), int(sample.max(initial=0)))
         key = (self.worker * samples + self.sample) * head_groups.kv_count + self.kv_head_group
         return np.searchsorted(
@@ -53,137 +59,176 @@ def pool_kv_fetches(
     *,
     complete_groups: bool,
 ) -> KVFetches:
-    """Needs that follow from a placement; with `complete_groups` every touched sample is needed
-    whole.
+    """The KV fetches that follow from an assignment of tiles; with `complete_groups` every sample
+    that a tile reads is fetched whole.
     """
-    shards, chunks = head_groups.shards, head_groups.chunks
-    # One row per (visit, shard): the worker that computes it, and the kv head_groups the shard touches.
-    visit = geometry.block_samples
-    worker = assignment.reshape(-1, shards)[visit.first].astype(np.int64)
-    start, stop = geometry.sample_start[visit.second], geometry.sample_stop[visit.second]
-    length = (stop if complete_groups else visit.stop) - start
+    # Step 1: one row for each (block, sample) and one column for each kv head group that a head
+    # shard reads, with the first chunk that reads it.
+    visits = geometry.block_samples
+    start, stop = geometry.sample_start[visits.right], geometry.sample_stop[visits.right]
+    length = (stop if complete_groups else visits.stop) - start
+    shard, kv_head_group, first_chunk = _kv_columns(head_groups)
+    worker = assignment.reshape(-1, head_groups.shards)[visits.left].astype(np.int64)
 
-    head_group = np.arange(head_groups.count, dtype=np.int64)
-    pairs = np.unique(
-        np.stack([head_group // head_groups.per_shard, head_groups.kv_head_group(head_group)]),
-        axis=1,
-    )
-    first_chunk = np.full((shards, head_groups.kv_count), chunks, dtype=np.int64)
-    np.minimum.at(
-        first_chunk,
-        (head_group // head_groups.per_shard, head_groups.kv_head_group(head_group)),
-        head_groups.chunk(head_group),
-    )
-    shard, kv_head_group = pairs
-
-    samples = len(geometry.sample_start)
-    key = (
-        worker[:, shard] * samples + visit.second[:, None]
-    ) * head_groups.kv_count + kv_head_group
+    # Step 2: sort by (worker, sample, kv head group) in one key; equal keys are one fetch, which
+    # takes the longest prefix and the earliest chunk.
+    samples, kv_count = len(geometry.sample_start), head_groups.kv_count
+    key = (worker[:, shard] * samples + visits.right[:, None]) * kv_count + kv_head_group
     order = np.argsort(key, axis=None, kind="stable")
     key = key.ravel()[order]
     first = np.flatnonzero(np.diff(key, prepend=-1))
-    rows = np.broadcast_to(length[:, None], (len(length), len(shard))).ravel()[order]
-    chunk = np.broadcast_to(first_chunk[shard, kv_head_group], (len(length), len(shard))).ravel()[
-        order
-    ]
-    key = key[first]
-    sample = key // head_groups.kv_count % samples
-    need_worker = key // head_groups.kv_count // samples
-    need_length = np.maximum.reduceat(rows, first) if len(first) else rows
-    need_chunk = np.minimum.reduceat(chunk, first) if len(first) else chunk
+    table = (len(length), len(shard))
+    length = np.broadcast_to(length[:, None], table).ravel()[order]
+    chunk = np.broadcast_to(first_chunk, table).ravel()[order]
+    if len(first):  # a pool of padding has none
+        length, chunk = np.maximum.reduceat(length, first), np.minimum.reduceat(chunk, first)
+    group, kv_head_group = np.divmod(key[first], kv_count)
+    fetch_worker, sample = np.divmod(group, samples)
 
-    pieces = geometry.sample_shards
-    piece_offset = np.searchsorted(pieces.first, np.arange(samples))
-    piece_first = piece_offset[sample]
-    sample_end = geometry.sample_start[sample] + need_length
-    covered = np.searchsorted(
-        pieces.start, sample_end, side="left"
-    )  # pieces ascend over the whole pool
-    holder = geometry.fragment_worker[pieces.second[piece_first]]
+    # Step 3: the shards of a sample that a prefix covers.  They ascend over the whole pool.
+    held = geometry.sample_shards
+    shard_first = np.searchsorted(held.left, np.arange(samples))[sample]
+    shard_end = np.searchsorted(held.start, geometry.sample_start[sample] + length, side="left")
+    holder = geometry.fragment_worker[held.right[shard_first]]
     return KVFetches(
-        worker=need_worker,
+        worker=fetch_worker,
         sample=sample,
-        kv_head_group=key % head_groups.kv_count,
-        length=need_length,
-        chunk=need_chunk,
-        resident=(covered - piece_first == 1) & (holder == need_worker),
-        piece_first=piece_first,
-        piece_count=covered - piece_first,
+        kv_head_group=kv_head_group,
+        length=length,
+        chunk=chunk,
+        resident=(shard_end - shard_first == 1) & (holder == fetch_worker),
+        shard_first=shard_first,
+        shard_count=shard_end - shard_first,
     )
+
+
+def _kv_columns(head_groups: HeadGroups) -> tuple[IntArray, IntArray, IntArray]:
+    """The (head shard, kv head group, first chunk that reads it) of a pool, int64 [columns] each."""
+    head_group = np.arange(head_groups.count, dtype=np.int64)
+    shard, kv_head_group = (
+        head_group // head_groups.per_shard,
+        head_groups.kv_head_group(head_group),
+    )
+    columns, column = np.unique(shard * head_groups.kv_count + kv_head_group, return_inverse=True)
+    first_chunk = np.full(len(columns), head_groups.chunks, dtype=np.int64)
+    np.minimum.at(first_chunk, column, head_groups.chunk(head_group))
+    return columns // head_groups.kv_count, columns % head_groups.kv_count, first_chunk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVTransfers:
-    """Runs of rows of one kv head_group, ordered by (chunk, hop, destination, source, sample, head_group,
-    position); int64 [runs].
+    """Runs of rows of one kv head group, ordered by (chunk, hop, destination, source, sample, kv
+    head group, position); int64 [runs].
+
+    In the first hop rows come from the worker that holds them; in the second from one that has
+    received them and passes them on.
     """
 
-    need: IntArray
+    fetch: IntArray
     source: IntArray
-    """Who sends it: its holder, or in the second hop a relay."""
     destination: IntArray
+    """The same as the source for rows that the fetching worker holds itself."""
     chunk: IntArray
     kv_head_group: IntArray
-    local: IntArray
-    """First row at its holder; -1 in the second hop."""
+    source_row: IntArray
+    """First local row at the worker that holds them; -1 in the second hop."""
     length: IntArray
     offset: IntArray
-    """First row of the run within its need."""
+    """First row of the run within its fetch."""
     via: IntArray
-    """The run that brings its rows, this one's first row first, to the relay; -1 in the first
-    hop.
+    """In the second hop, the run of the first that brings its rows to the source, the same row
+    first; -1 in the first hop.
     """
 
     @property
-    def second(self) -> NDArray[np.bool_]:
+    def passed_on(self) -> NDArray[np.bool_]:
         """Whether a run travels in the second hop."""
         return self.via >= 0
 
+    def take(self, index: IntArray) -> KVTransfers:
+        """The runs of an index."""
+        return KVTransfers(*(getattr(self, field.name)[index] for field in fields(self)))
+
     def rows(self, workers: int, chunks: int) -> IntArray:
-        """kv head_group rows from worker i to j, by hop and chunk, [2, chunks, workers, workers]."""
+        """Rows of kv head groups from worker i to j, int64 [2 hops, chunks, workers, workers]."""
         away = np.flatnonzero(self.source != self.destination)
-        pair = self.second[away] * chunks + self.chunk[away]
-        pair = (pair * workers + self.source[away]) * workers + self.destination[away]
+        at = self.passed_on[away] * chunks + self.chunk[away]
+        at = (at * workers + self.source[away]) * workers + self.destination[away]
         sent = np.zeros(2 * chunks * workers**2, dtype=np.int64)
-        np.add.at(sent, pair, self.length[away])
+        np.add.at(sent, at, self.length[away])
         return sent.reshape(2, chunks, workers, workers)
 
 
-def kv_transfers(geometry: Geometry, needs: KVFetches) -> KVTransfers:
-    """What every non-resident need is assembled from, its own worker's rows included (source ==
-    destination), straight from those who hold it.
+def kv_transfers(geometry: Geometry, fetches: KVFetches) -> KVTransfers:
+    """The runs that bring every fetch that is not resident, straight from the workers that hold
+    them; the fetching worker's own rows are among them.
     """
-    wanted = np.flatnonzero(~needs.resident)
-    need = np.repeat(wanted, needs.piece_count[wanted])
-    piece = spread(needs.piece_first[wanted], needs.piece_count[wanted])
-    pieces = geometry.sample_shards
-    fragment = pieces.second[piece]
-    start = pieces.start[piece]
-    origin = geometry.sample_start[needs.sample[need]]
-    stop = np.minimum(pieces.stop[piece], origin + needs.length[need])
+    wanted = np.flatnonzero(~fetches.resident)
+    fetch = np.repeat(wanted, fetches.shard_count[wanted])
+    shard = spread(fetches.shard_first[wanted], fetches.shard_count[wanted])
+    held = geometry.sample_shards
+    fragment, start = held.right[shard], held.start[shard]
+    origin = geometry.sample_start[fetches.sample[fetch]]
+    stop = np.minimum(held.stop[shard], origin + fetches.length[fetch])
     direct = KVTransfers(
-        need=need,
+        fetch=fetch,
         source=geometry.fragment_worker[fragment],
-        destination=needs.worker[need],
-        chunk=needs.chunk[need],
-        kv_head_group=needs.kv_head_group[need],
-        local=geometry.fragment_local[fragment] + start - geometry.fragment_start[fragment],
+        destination=fetches.worker[fetch],
+        chunk=fetches.chunk[fetch],
+        kv_head_group=fetches.kv_head_group[fetch],
+        source_row=geometry.fragment_local[fragment] + start - geometry.fragment_start[fragment],
         length=stop - start,
         offset=start - origin,
-        via=np.full_like(need, -1),
+        via=np.full_like(fetch, -1),
     )
-    return in_order(direct, needs)
+    return in_order(direct, fetches)
 
 
-def in_order(moves: KVTransfers, needs: KVFetches) -> KVTransfers:
-    """The same runs in the order in which both sides of a message expect them."""
-    key = (2 * moves.chunk + moves.second) * (1 + int(needs.worker.max(initial=0)))
-    key = (key + moves.destination) * (1 + int(moves.source.max(initial=0))) + moves.source
-    # One destination's needs are ordered by sample and head_group.
-    order = np.lexsort((moves.offset, key * len(needs.worker) + moves.need))
+def in_order(runs: KVTransfers, fetches: KVFetches) -> KVTransfers:
+    """The same runs in the order in which both sides of an exchange expect them."""
+    key = (2 * runs.chunk + runs.passed_on) * (1 + int(fetches.worker.max(initial=0)))
+    key = (key + runs.destination) * (1 + int(runs.source.max(initial=0))) + runs.source
+    # The fetches of one destination are ordered by sample and kv head group.
+    order = np.lexsort((runs.offset, key * len(fetches.worker) + runs.fetch))
     now = np.empty_like(order)
     now[order] = np.arange(len(order))
-    columns = {name: getattr(moves, name)[order] for name in KVTransfers.__slots__}
-    columns["via"] = np.where(columns["via"] >= 0, now[columns["via"]], -1)
-    return KVTransfers(**columns)
+    ordered = runs.take(order)
+    return replace(ordered, via=np.where(ordered.passed_on, now[ordered.via], -1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVBufferRows:
+    """Where K and V lie at the workers that fetch them.
+
+        arrive in     | from holders | passed on | own rows |
+        kv buffer     | fetch | fetch | fetch | ...         |     the same rows, fetch by fetch
+
+    Fetches lie in the order in which their first row arrives, so that rows which arrive in order
+    need not be permuted.
+    """
+
+    arrival: IntArray
+    """Of each run, the place of its first row among the rows of its chunk and worker as they arrive,
+    [runs].
+    """
+    buffer: IntArray
+    """Of each run, the row of the kv buffer in which its first row belongs, [runs]."""
+    start: IntArray
+    """First row of each fetch in its kv buffer, -1 where it is resident, [fetches]."""
+
+
+def kv_buffer_rows(runs: KVTransfers, fetches: KVFetches, workers: int) -> KVBufferRows:
+    """Lay out all kv buffers of a pool, one for each chunk and worker."""
+    own = runs.source == runs.destination
+    kv_buffer = runs.chunk * workers + runs.destination
+    order = np.lexsort((own, kv_buffer))  # runs of one hop stay in their order
+    arrival = np.empty_like(order)
+    arrival[order] = range_starts(runs.length[order], kv_buffer[order])
+
+    fetch, first = np.unique(runs.fetch[order], return_index=True)
+    fetch = fetch[np.argsort(first)]
+    start = np.full(len(fetches.worker), -1, dtype=np.int64)
+    start[fetch] = range_starts(
+        fetches.length[fetch], fetches.chunk[fetch] * workers + fetches.worker[fetch]
+    )
+    return KVBufferRows(arrival=arrival, buffer=start[runs.fetch] + runs.offset, start=start)

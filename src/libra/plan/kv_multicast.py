@@ -12,6 +12,7 @@ it whole can be that block's relay.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Final
 
 import numpy as np
@@ -39,7 +40,7 @@ def with_multicast(
     the one that needs most rows of the run.
     """
     far = np.flatnonzero(moves.source // per_node != moves.destination // per_node)
-    column = moves.chunk * (1 + int(needs.sample.max(initial=0))) + needs.sample[moves.need]
+    column = moves.chunk * (1 + int(needs.sample.max(initial=0))) + needs.sample[moves.fetch]
     column = column * (1 + int(moves.kv_head_group.max(initial=0))) + moves.kv_head_group
     # Runs of one holder, sample and head_group side by side, longest first.
     shorter = moves.destination - moves.length * workers
@@ -78,7 +79,7 @@ def with_multicast(
         destination, first[group], holds, passed_on, moves.chunk[far[first[group]]], workers
     )
 
-    stays = np.ones(len(moves.need), dtype=np.bool_)
+    stays = np.ones(len(moves.fetch), dtype=np.bool_)
     stays[far[np.repeat(shared > 0, count)]] = False
     longest = first[(shared > 0) & (length[first] > shared)]  # their last rows have one destination
     taken = np.searchsorted(first, longest)
@@ -99,13 +100,13 @@ def with_multicast(
         low[block],
         np.minimum(length[member], high[block]) - low[block],
         source=destination[relay[block]],
-        via=len(hop_one.need) - len(group) + block,
+        via=len(hop_one.fetch) - len(group) + block,
     )
     return in_order(
         KVTransfers(
             *(
                 np.concatenate([getattr(hop_one, name), getattr(hop_two, name)])
-                for name in KVTransfers.__slots__
+                for name in [f.name for f in fields(KVTransfers)]
             )
         ),
         needs,
@@ -174,12 +175,12 @@ def _parts(
 ) -> KVTransfers:
     """Rows [low, low + length) of runs; from their holder, or from relays `source`."""
     return KVTransfers(
-        need=moves.need[run],
+        fetch=moves.fetch[run],
         source=moves.source[run] if source is None else source,
         destination=moves.destination[run],
         chunk=moves.chunk[run],
         kv_head_group=moves.kv_head_group[run],
-        local=moves.local[run] + low if source is None else np.full_like(run, -1),
+        source_row=moves.source_row[run] + low if source is None else np.full_like(run, -1),
         length=length,
         offset=moves.offset[run] + low,
         via=np.full_like(run, -1) if via is None else via,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.config import HeadShape
-from libra.plan.all_to_all import AllToAll, lands_apart
+from libra.plan.all_to_all import AllToAll
 from libra.plan.head_groups import HeadGroups
 from libra.plan.plan_pool import PoolPlan
 from libra.plan.rank_plan import RankPlan
@@ -82,8 +82,8 @@ class CallMemory(Generic[Count]):
 def rank_memory(rank_plan: RankPlan, heads: HeadShape, *, refetch: bool) -> CallMemory[int]:
     """What the executor takes for a rank_plan; `refetch` has the backward fetch Q, K and V again."""
     hops, apart = (
-        (*rank_plan.kv, *rank_plan.relay),
-        [each for each in rank_plan.assembly if each.apart],
+        (*rank_plan.kv, *rank_plan.kv_multicast),
+        [each for each in rank_plan.kv_buffers if each.permutation is not None],
     )
     counts = _Counts(
         rows=rank_plan.rows,
@@ -91,11 +91,13 @@ def rank_memory(rank_plan: RankPlan, heads: HeadShape, *, refetch: bool) -> Call
         q_received=sum(message.received for message in rank_plan.q),
         kv_sent=sum(_sent(message) for message in hops),
         kv_received=sum(message.received for message in hops),
-        kv_rows=sum(assembly.rows for assembly in rank_plan.assembly),
+        kv_rows=sum(assembly.rows for assembly in rank_plan.kv_buffers),
         apart=sum(assembly.rows for assembly in apart),
-        own=max((len(assembly.own) for assembly in apart), default=0),
+        own=max((len(assembly.own_index) for assembly in apart), default=0),
         largest=max(int(message.send_splits.max(initial=0)) for message in rank_plan.kv),
-        largest_relayed=max(int(message.send_splits.max(initial=0)) for message in rank_plan.relay),
+        largest_relayed=max(
+            int(message.send_splits.max(initial=0)) for message in rank_plan.kv_multicast
+        ),
     )
     return _call_memory(counts, rank_plan.head_groups, heads, refetch=refetch)
 
@@ -156,7 +158,7 @@ def pool_memory(plan: PoolPlan) -> PoolMemory:
     refetch = plan.config.backward == "refetch"
     q = moved_q_rows(plan) * head_groups.chunks
     kv = plan.kv_transfers.rows(workers, head_groups.chunks)  # [hops, chunks, workers, workers]
-    buffers, apart = fetched_kv_rows(plan), lands_apart(plan)
+    buffers, apart = fetched_kv_rows(plan), _permuted(plan)
     largest, largest_relayed = kv.max(axis=(1, 3))
     counts = _Counts(
         rows=plan.geometry.rows,
@@ -189,3 +191,12 @@ def _own_rows(plan: PoolPlan) -> IntArray:
     rows = np.zeros((plan.head_groups.chunks, plan.workers), dtype=np.int64)
     np.add.at(rows, (moves.chunk[own], moves.destination[own]), moves.length[own])
     return rows
+
+
+def _permuted(plan: PoolPlan) -> NDArray[np.bool_]:
+    """Whether rows arrive in another order than that of their kv buffer, [chunks, workers]."""
+    runs, rows = plan.kv_transfers, plan.kv_buffer_rows
+    elsewhere = np.flatnonzero(rows.arrival != rows.buffer)
+    permuted = np.zeros((plan.head_groups.chunks, plan.workers), dtype=np.bool_)
+    permuted[runs.chunk[elsewhere], runs.destination[elsewhere]] = True
+    return permuted

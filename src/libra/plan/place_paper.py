@@ -35,7 +35,7 @@ def place_paper(
     pieces = geometry.sample_shards
     np.add.at(
         held,
-        (pieces.first, geometry.fragment_worker[pieces.second] % geometry.cp_size),
+        (pieces.left, geometry.fragment_worker[pieces.right] % geometry.cp_size),
         pieces.stop - pieces.start,
     )
     block_samples = geometry.block_samples
@@ -47,8 +47,8 @@ def place_paper(
         geometry.workers,
         geometry.block_worker,
         (geometry.block_stop - geometry.block_start) * width * row_bytes,
-        np.searchsorted(block_samples.first, np.arange(len(cost) + 1)),
-        block_samples.second,
+        np.searchsorted(block_samples.left, np.arange(len(cost) + 1)),
+        block_samples.right,
         geometry.sample_stop - geometry.sample_start,
         held,
         first_unit,

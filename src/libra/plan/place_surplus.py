@@ -54,10 +54,10 @@ def place_surplus(
     [workers] scales each worker's target; None means equal ones.
     """
     pieces = geometry.sample_shards
-    origin = geometry.sample_start[pieces.first]
+    origin = geometry.sample_start[pieces.left]
     low, high = pieces.start - origin, pieces.stop - origin
-    worker = geometry.fragment_worker[pieces.second]
-    begin = np.searchsorted(pieces.first, np.arange(len(geometry.sample_start) + 1))
+    worker = geometry.fragment_worker[pieces.right]
+    begin = np.searchsorted(pieces.left, np.arange(len(geometry.sample_start) + 1))
     fragments = Fragments(begin, low, high, worker)
     workers, width = geometry.workers, heads.q // columns
     load = np.zeros(workers, dtype=np.int64)

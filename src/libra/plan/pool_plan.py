@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from libra.config import HeadShape, PoolConfig
 from libra.plan.geometry import Geometry, pool_geometry, with_cuts
 from libra.plan.head_groups import HeadGroups, cut_heads
-from libra.plan.kv_fetch import KVFetches, KVTransfers, kv_transfers, pool_kv_fetches
+from libra.plan.kv_fetch import (
+    KVBufferRows,
+    KVFetches,
+    KVTransfers,
+    kv_buffer_rows,
+    kv_transfers,
+    pool_kv_fetches,
+)
 from libra.plan.kv_multicast import relieves, sent_rows, with_multicast
 from libra.plan.wire import fingerprint, pack, unpack
 
@@ -89,6 +96,11 @@ class PoolPlan:
             for moves in (direct, relayed)
         )
         return relayed if relieves(before, after) else direct
+
+    @cached_property
+    def kv_buffer_rows(self) -> KVBufferRows:
+        """Where K and V lie at the workers that fetch them."""
+        return kv_buffer_rows(self.kv_transfers, self.kv_fetches, self.workers)
 
     @property
     def workers(self) -> int:

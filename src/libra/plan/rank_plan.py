@@ -1,5 +1,5 @@
-"""One worker's share of a plan: the rows it sends and receives chunk by chunk, and the kernel
-segments it computes.
+"""One worker's share of a plan: the rows that it sends and receives, chunk by chunk, and the kernel
+calls that it runs.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.plan.all_to_all import AllToAll, Assembly, kv_messages, last_reader, q_messages
-from libra.plan.attention_calls import LOCAL, Launch, worker_launches
+from libra.plan.all_to_all import AllToAll, KVBuffer, kv_all_to_alls, q_all_to_alls
+from libra.plan.attention_calls import AttentionCall, worker_calls
 from libra.plan.geometry import spread
 from libra.plan.head_groups import HeadGroups
-from libra.plan.plan_pool import PoolPlan
-
-__all__ = ["LOCAL", "AllToAll", "Assembly", "Launch", "RankPlan", "make_rank_plan"]
+from libra.plan.pool_plan import PoolPlan
 
 IntArray = NDArray[np.int64]
 
@@ -32,42 +30,40 @@ class RankPlan:
     """Local rows that belong to no sample: their output is zero."""
     head_groups: HeadGroups
     q: tuple[AllToAll, ...]
-    """Per chunk; outputs return along the same rows."""
+    """Of each chunk; outputs return along the same rows."""
     kv: tuple[AllToAll, ...]
-    """K and V from those who hold them."""
-    relay: tuple[AllToAll, ...]
-    """K and V that have arrived at one who needs them and that others need too."""
-    assembly: tuple[Assembly, ...]
+    """K and V from the workers that hold them."""
+    kv_multicast: tuple[AllToAll, ...]
+    """K and V that one worker has fetched and passes on to others."""
+    kv_buffers: tuple[KVBuffer, ...]
     kv_done: tuple[int, ...]
     """Last chunk that reads each kv buffer, on any worker: its gradients return after it."""
-    launches: tuple[Launch, ...]
+    calls: tuple[AttentionCall, ...]
 
     @property
     def lse_size(self) -> int:
-        """Elements of the flat LSE over all launches."""
-        return sum(launch.segments.lse_size for launch in self.launches)
+        """Elements of the flat LSE over all calls."""
+        return sum(call.lse_size for call in self.calls)
 
 
 def make_rank_plan(plan: PoolPlan, worker: int) -> RankPlan:
-    """Derive worker `worker`'s rank_plan from the plan."""
+    """Derive one worker's share of a plan."""
     geometry = plan.geometry
-    q, q_start = q_messages(plan, worker)
-    keys = kv_messages(plan, worker)
+    keys = kv_all_to_alls(plan, worker)
     mine = geometry.block_worker == worker
+    rows = (geometry.block_stop - geometry.block_start)[mine]
     padding = np.ones(geometry.rows[worker], dtype=np.bool_)
-    padding[
-        spread(geometry.block_local[mine], (geometry.block_stop - geometry.block_start)[mine])
-    ] = False
+    padding[spread(geometry.block_local[mine], rows)] = False
     return RankPlan(
         worker=worker,
         workers=plan.workers,
         rows=int(geometry.rows[worker]),
         padding=np.flatnonzero(padding),
         head_groups=plan.head_groups,
-        q=q,
+        q=q_all_to_alls(plan, worker),
         kv=keys.kv,
-        relay=keys.relay,
-        assembly=keys.assembly,
-        kv_done=last_reader(plan.head_groups),
-        launches=worker_launches(plan, worker, q_start, keys.start),
+        kv_multicast=keys.kv_multicast,
+        kv_buffers=keys.kv_buffers,
+        kv_done=plan.head_groups.kv_done,
+        calls=worker_calls(plan, worker),
     )

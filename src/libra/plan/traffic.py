@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.plan.all_to_all import last_reader
-from libra.plan.attention_calls import LOCAL
+from libra.plan.attention_calls import LOCAL, PoolSegments, pool_segments
 from libra.plan.plan_pool import PoolPlan
-from libra.plan.work import Work, pool_work
 
 IntArray = NDArray[np.int64]
 
@@ -66,10 +64,10 @@ class PoolTraffic:
         return self.fetched_q + self.fetched_kv + self.remote_o
 
 
-def pool_traffic(plan: PoolPlan, work: Work | None = None) -> PoolTraffic:
-    """Count a plan; `work` spares making its `pool_work` again."""
+def pool_traffic(plan: PoolPlan, work: PoolSegments | None = None) -> PoolTraffic:
+    """Count a plan; `work` spares making its `pool_segments` again."""
     workers, head_groups, heads = plan.workers, plan.head_groups, plan.heads
-    work = pool_work(plan) if work is None else work
+    work = pool_segments(plan) if work is None else work
     q_row = head_groups.heads * heads.dim * heads.bytes
     kv_row = head_groups.kv_heads * (heads.dim + heads.value_dim) * heads.bytes
     o_row = head_groups.heads * heads.value_dim * heads.bytes
@@ -83,7 +81,7 @@ def pool_traffic(plan: PoolPlan, work: Work | None = None) -> PoolTraffic:
         back_dispatched = back_dispatched + dispatched
     back_collected, back_returned = np.zeros_like(dispatched), np.empty_like(dispatched)
     back_returned[:] = q_rows.T * q_row
-    for buffer, chunk in enumerate(last_reader(head_groups)):
+    for buffer, chunk in enumerate(head_groups.kv_done):
         back_collected[chunk] += from_relays[buffer].T
         back_returned[chunk] += from_holders[buffer].T
 
@@ -139,7 +137,7 @@ def fetched_kv_rows(plan: PoolPlan) -> IntArray:
     return rows
 
 
-def _launches(work: Work, plan: PoolPlan) -> IntArray:
+def _launches(work: PoolSegments, plan: PoolPlan) -> IntArray:
     """Kernel calls of each worker: its segments of equal buffers and head width are one."""
     buffers, heads = plan.head_groups.chunks + 1, plan.heads
     key = work.worker

@@ -61,8 +61,8 @@ def traffic_bound(plan: PoolPlan) -> int:
 def _latest_rows(plan: PoolPlan, worker: int, surplus: float) -> int:
     """Fewest rows of a worker whose pairs, over all heads, reach `surplus`."""
     geometry, pieces = plan.geometry, plan.geometry.sample_shards
-    mine = geometry.fragment_worker[pieces.second] == worker
-    origin = geometry.sample_start[pieces.first[mine]]
+    mine = geometry.fragment_worker[pieces.right] == worker
+    origin = geometry.sample_start[pieces.left[mine]]
     low, high = pieces.start[mine] - origin, pieces.stop[mine] - origin
     above, below = int(high.max()), 0  # rows from `above` on are too few, from `below` on enough
     while above - below > 1:

@@ -105,7 +105,7 @@ def upload(planned: AllToAll, device: torch.device) -> DeviceAllToAll:
             destinations.append((at, at + rows))
         at += rows
     return DeviceAllToAll(
-        send_index=torch.from_numpy(planned.send).to(device, non_blocking=True),
+        send_index=torch.from_numpy(planned.send_index).to(device, non_blocking=True),
         send_splits=send_splits,
         recv_splits=planned.recv_splits.tolist(),
         sent=at,

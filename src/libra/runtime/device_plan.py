@@ -17,9 +17,11 @@ import numpy as np
 import torch
 
 from libra.config import HeadShape
+from libra.plan.all_to_all import AllToAll, KVBuffer
+from libra.plan.attention_calls import LOCAL
 from libra.plan.head_groups import HeadGroups
 from libra.plan.memory import CallMemory, rank_memory
-from libra.plan.rank_plan import LOCAL, AllToAll, Assembly, RankPlan
+from libra.plan.rank_plan import RankPlan
 from libra.runtime.all_to_all import DeviceAllToAll, upload
 from libra.runtime.kernels.interface import Kernel
 from libra.runtime.workspace import Operand
@@ -151,8 +153,8 @@ def make_device_plan(
     Q, K and V again.
     """
     chunks = range(len(rank_plan.q))
-    blocks = tuple(hop_blocks(second, multicast_stream) for second in rank_plan.relay)
-    has_kv = tuple(rank_plan.kv[n].moves or rank_plan.assembly[n].rows > 0 for n in chunks)
+    blocks = tuple(hop_blocks(second, multicast_stream) for second in rank_plan.kv_multicast)
+    has_kv = tuple(rank_plan.kv[n].moves or rank_plan.kv_buffers[n].rows > 0 for n in chunks)
     kv_returns = tuple(
         tuple(n for n in chunks if has_kv[n] and rank_plan.kv_done[n] == chunk) for chunk in chunks
     )
@@ -162,11 +164,11 @@ def make_device_plan(
         kernel=kernel,
         q=tuple(upload(planned, device) for planned in rank_plan.q),
         kv=tuple(upload(planned, device) for planned in rank_plan.kv),
-        kv_multicast=tuple(upload(planned, device) for planned in rank_plan.relay),
+        kv_multicast=tuple(upload(planned, device) for planned in rank_plan.kv_multicast),
         has_kv=has_kv,
         permutations=tuple(
-            _upload_permutation(assembly, second, device)
-            for assembly, second in zip(rank_plan.assembly, rank_plan.relay, strict=True)
+            _upload_permutation(kv_buffer, second, device)
+            for kv_buffer, second in zip(rank_plan.kv_buffers, rank_plan.kv_multicast, strict=True)
         ),
         calls=_prepare_calls(rank_plan, kernel, device),
         lse_size=rank_plan.lse_size,
@@ -175,7 +177,7 @@ def make_device_plan(
         memory=rank_memory(rank_plan, heads, refetch=refetch),
         multicast_stream=multicast_stream,
         q_starts=_starts([queries.received for queries in rank_plan.q]),
-        kv_starts=_starts([assembly.rows for assembly in rank_plan.assembly]),
+        kv_starts=_starts([kv_buffer.rows for kv_buffer in rank_plan.kv_buffers]),
         kv_returns=kv_returns,
         hop_blocks=blocks,
         idle_forward=_idle_chunks(rank_plan, blocks, [()] * len(chunks)),
@@ -196,9 +198,9 @@ def _prepare_calls(
     """
     calls: list[list[DeviceCall]] = [[] for _ in range(len(rank_plan.q) + 1)]
     at = 0
-    for call in rank_plan.launches:
-        size = call.segments.lse_size
-        prepared = kernel.prepare(call.segments, device)
+    for call in rank_plan.calls:
+        size = call.lse_size
+        prepared = kernel.prepare(call, device)
         calls[call.chunk - LOCAL].append(
             DeviceCall(call.q_buffer, call.kv_buffer, prepared, slice(at, at + size))
         )
@@ -219,26 +221,26 @@ def _idle_chunks(
     all collectives in the same order, however early.
     """
     for chunk, buffers in enumerate(kv_returns):
-        rows = rank_plan.q[chunk].received + sum(rank_plan.assembly[n].rows for n in buffers)
+        rows = rank_plan.q[chunk].received + sum(rank_plan.kv_buffers[n].rows for n in buffers)
         if rows or any(blocks[n] for n in buffers) or any(blocks[chunk + 1 : chunk + 2]):
             return chunk
     return len(kv_returns)
 
 
 def _upload_permutation(
-    assembly: Assembly, second: AllToAll, device: torch.device
+    kv_buffer: KVBuffer, second: AllToAll, device: torch.device
 ) -> DevicePermutation:
     landed_of_buffer = buffer_of_landed = None
-    passed_on = second.send
-    if assembly.place is not None:
-        inverse = np.empty_like(assembly.place)
-        inverse[assembly.place] = np.arange(assembly.rows)
+    passed_on = second.send_index
+    if kv_buffer.permutation is not None:
+        inverse = np.empty_like(kv_buffer.permutation)
+        inverse[kv_buffer.permutation] = np.arange(kv_buffer.rows)
         landed_of_buffer = _index(inverse, device)
-        buffer_of_landed = _index(assembly.place, device)
-        passed_on = assembly.place[second.send]
+        buffer_of_landed = _index(kv_buffer.permutation, device)
+        passed_on = kv_buffer.permutation[second.send_index]
     return DevicePermutation(
-        rows=assembly.rows,
-        own=_index(assembly.own, device),
+        rows=kv_buffer.rows,
+        own=_index(kv_buffer.own_index, device),
         landed_of_buffer=landed_of_buffer,
         buffer_of_landed=buffer_of_landed,
         passed_on=torch.from_numpy(passed_on).to(device, non_blocking=True),

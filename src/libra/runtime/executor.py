@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from libra.plan.rank_plan import LOCAL
+from libra.plan.attention_calls import LOCAL
 from libra.runtime.all_to_all import Transfer
 from libra.runtime.device_plan import DeviceCall, DevicePlan
 from libra.runtime.exchange import Exchange, PendingOutput

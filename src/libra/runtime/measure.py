@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from libra.plan.segments import AttentionCall
+from libra.plan.attention_calls import AttentionCall
 from libra.runtime.kernels import kernel_for
 from libra.runtime.kernels.interface import Buffers, Grads, Kernel
 

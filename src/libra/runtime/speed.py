@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from libra.data.lengths import causal_pairs
-from libra.plan.segments import AttentionCall
+from libra.plan.attention_calls import AttentionCall
 from libra.runtime.kernels.interface import Buffers, Grads, Kernel
 
 _KEEP: Final = 0.99

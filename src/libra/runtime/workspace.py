@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from libra.plan.rank_plan import LOCAL
+from libra.plan.attention_calls import LOCAL
 
 
 def piece(flat: torch.Tensor, start: int, shape: tuple[int, ...]) -> torch.Tensor:

@@ -7,10 +7,9 @@ import pytest
 
 from libra.config import HeadShape, PoolConfig
 from libra.cost import CLUSTERS, AttentionTime, attend_seconds, published_table
-from libra.plan.attention_calls import LOCAL
+from libra.plan.attention_calls import LOCAL, pool_segments
 from libra.plan.plan_pool import plan_pool
 from libra.plan.rank_plan import make_rank_plan
-from libra.plan.work import pool_work
 
 HEADS = HeadShape(q=8, kv=2, dim=16)
 PACKS = [[0, 4096], [0, 100, 700, 4096], [0, 1, 2000, 4096], [0, 2048, 4096]]
@@ -25,8 +24,8 @@ def test_seconds_are_those_of_all_launches_of_the_routes(placement, direction) -
     workers, chunks = plan.workers, plan.head_groups.chunks
     local, waiting = np.zeros(workers), np.zeros((workers, chunks))
     for worker in range(workers):
-        for launch in make_rank_plan(plan, worker).launches:
-            segments = launch.segments
+        for launch in make_rank_plan(plan, worker).calls:
+            segments = launch
             seconds = table.call_seconds
             for q_len, k_len in zip(segments.q_len, segments.k_len, strict=True):
                 seconds += float(
@@ -37,7 +36,7 @@ def test_seconds_are_those_of_all_launches_of_the_routes(placement, direction) -
             else:
                 waiting[worker, launch.chunk] += seconds
     found = attend_seconds(
-        pool_work(plan), table, workers=workers, chunks=chunks, direction=direction
+        pool_segments(plan), table, workers=workers, chunks=chunks, direction=direction
     )
     np.testing.assert_allclose(found[0], local)
     np.testing.assert_allclose(found[1], waiting)

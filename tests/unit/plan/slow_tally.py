@@ -9,8 +9,9 @@ from collections import Counter
 import numpy as np
 
 from libra.data.lengths import causal_pairs
+from libra.plan.attention_calls import LOCAL
 from libra.plan.plan_pool import PoolPlan
-from libra.plan.rank_plan import LOCAL, RankPlan, make_rank_plan
+from libra.plan.rank_plan import RankPlan, make_rank_plan
 from libra.plan.traffic import PoolTraffic
 
 Segment = tuple[int, ...]
@@ -31,12 +32,12 @@ def slow_work(rank_plans: list[RankPlan]) -> Counter[Segment]:
             launch.kv_buffer,
             int(q_len),
             int(k_len),
-            launch.segments.heads,
-            launch.segments.kv_heads,
+            launch.heads,
+            launch.kv_heads,
         )
         for rank_plan in rank_plans
-        for launch in rank_plan.launches
-        for q_len, k_len in zip(launch.segments.q_len, launch.segments.k_len, strict=True)
+        for launch in rank_plan.calls
+        for q_len, k_len in zip(launch.q_len, launch.k_len, strict=True)
     )
 
 
@@ -69,10 +70,10 @@ def slow_tally(plan: PoolPlan, rank_plans: list[RankPlan]) -> PoolTraffic:
     for rank_plan in rank_plans:
         worker = rank_plan.worker
         for chunk in range(head_groups.chunks):
-            q, kv, assembly = rank_plan.q[chunk], rank_plan.kv[chunk], rank_plan.assembly[chunk]
+            q, kv, assembly = rank_plan.q[chunk], rank_plan.kv[chunk], rank_plan.kv_buffers[chunk]
             fetched = q.send_splits * q_row + kv.send_splits * (k_row + v_row)
             dispatched[chunk, worker] = fetched
-            passed_on = rank_plan.relay[chunk].send_splits * (k_row + v_row)
+            passed_on = rank_plan.kv_multicast[chunk].send_splits * (k_row + v_row)
             relayed[chunk, worker] = passed_on
             returned[chunk, worker] = q.recv_splits * o_row  # back the way Q came
             back_dispatched[chunk, worker] = q.send_splits * o_row
@@ -82,15 +83,15 @@ def slow_tally(plan: PoolPlan, rank_plans: list[RankPlan]) -> PoolTraffic:
             back_returned[chunk, worker] = q.recv_splits * q_row
             for buffer, done in enumerate(rank_plan.kv_done):
                 if done == chunk:
-                    partial = rank_plan.relay[buffer].recv_splits
+                    partial = rank_plan.kv_multicast[buffer].recv_splits
                     back_collected[chunk, worker] += partial * (k_row + v_row)
                     partial = rank_plan.kv[buffer].recv_splits
                     back_returned[chunk, worker] += partial * (k_row + v_row)
             traffic.fetched_q[worker] += q.received * q_row
             traffic.fetched_kv[worker] += assembly.rows * (k_row + v_row)
             traffic.remote_o[worker] += q.received * o_row
-        for launch in rank_plan.launches:
-            work = launch.segments
+        for launch in rank_plan.calls:
+            work = launch
             pairs = int(causal_pairs(work.k_len - work.q_len, work.k_len).sum()) * work.heads
             if launch.chunk == LOCAL:
                 traffic.local_pairs[worker] += pairs

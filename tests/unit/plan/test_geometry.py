@@ -99,9 +99,9 @@ def test_visits_and_holdings_cover_each_token_of_each_sample_once(pool: SmallPoo
     ):
         ranges = zip(pieces.start.tolist(), pieces.stop.tolist(), strict=True)
         assert [t for start, stop in ranges for t in range(start, stop)] == sorted(tokens)
-        assert (of_first[pieces.first] <= pieces.start).all()
-        assert (of_second[pieces.second] <= pieces.start).all()
-        assert (np.diff(pieces.first) >= 0).all()
+        assert (of_first[pieces.left] <= pieces.start).all()
+        assert (of_second[pieces.right] <= pieces.start).all()
+        assert (np.diff(pieces.left) >= 0).all()
 
 
 @settings(max_examples=40)

@@ -4,7 +4,7 @@ worker has to send more than the busiest did.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,15 @@ def direct(plan: PoolPlan) -> KVTransfers:
 
 
 def same(a: KVTransfers, b: KVTransfers) -> bool:
-    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in KVTransfers.__slots__)
+    return all(
+        np.array_equal(getattr(a, n), getattr(b, n)) for n in [f.name for f in fields(KVTransfers)]
+    )
 
 
 def check_coverage(plan: PoolPlan, moves: KVTransfers) -> None:
     """Each need has each of its rows once, and what a relay passes on has come to it before."""
-    order = np.lexsort((moves.offset, moves.need))
-    need, offset, length = moves.need[order], moves.offset[order], moves.length[order]
+    order = np.lexsort((moves.offset, moves.fetch))
+    need, offset, length = moves.fetch[order], moves.offset[order], moves.length[order]
     first, last = np.ones((2, len(need)), dtype=np.bool_)
     first[1:], last[:-1] = need[1:] != need[:-1], need[1:] != need[:-1]
     assert (length > 0).all()
@@ -51,13 +53,13 @@ def check_coverage(plan: PoolPlan, moves: KVTransfers) -> None:
     assert (offset[1:] == offset[:-1] + length[:-1])[~first[1:]].all()
     assert (offset + length == plan.kv_fetches.length[need])[last].all()
     assert need[first].tolist() == np.flatnonzero(~plan.kv_fetches.resident).tolist()
-    later = np.flatnonzero(moves.second)
+    later = np.flatnonzero(moves.passed_on)
     via = moves.via[later]
-    assert not moves.second[via].any()
+    assert not moves.passed_on[via].any()
     assert (moves.destination[via] == moves.source[later]).all()
     assert (moves.source[later] != moves.destination[later]).all()
     assert (moves.length[via] >= moves.length[later]).all()
-    columns = (moves.offset, moves.chunk, moves.kv_head_group, plan.kv_fetches.sample[moves.need])
+    columns = (moves.offset, moves.chunk, moves.kv_head_group, plan.kv_fetches.sample[moves.fetch])
     for column in columns:
         assert (column[via] == column[later]).all()
 
@@ -85,10 +87,10 @@ def test_every_need_gets_each_of_its_rows_once(pool: SmallPool, data: st.DataObj
 def test_a_row_leaves_its_holder_for_other_nodes_once(pool: SmallPool) -> None:
     plan, per_node = pool.plan(), pool.config.ranks_per_node
     moves = plan.kv_transfers
-    far = ~moves.second & (moves.source // per_node != moves.destination // per_node)
+    far = ~moves.passed_on & (moves.source // per_node != moves.destination // per_node)
     sent = set()
     for i in np.flatnonzero(far):
-        for row in range(moves.local[i], moves.local[i] + moves.length[i]):
+        for row in range(moves.source_row[i], moves.source_row[i] + moves.length[i]):
             key = (int(moves.chunk[i]), int(moves.source[i]), int(moves.kv_head_group[i]), row)
             assert key not in sent
             sent.add(key)
@@ -149,7 +151,7 @@ def test_short_runs_have_no_relay() -> None:
 
 def test_relays_that_relieve_no_one_are_not_taken() -> None:
     plan = spread_pool(4)
-    assert plan.kv_transfers.second.any()
+    assert plan.kv_transfers.passed_on.any()
     heavy = replace(plan)
     queries = np.zeros((2, 4, 4), dtype=np.int64)
     queries[0, 1, 0] = 10**9  # worker 1 sends so much Q that K and V are of no account

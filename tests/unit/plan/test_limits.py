@@ -112,7 +112,7 @@ def test_the_placement_counts_no_byte_too_few(pool: SmallPool, ranks_per_node: i
     sent = sent + needed.sum(axis=1)
     received = received + needed.sum(axis=0)
     held = held + most_held(home)
-    assert (moved.sum(axis=1) <= (sent.max() if plan.kv_transfers.second.any() else sent)).all()
+    assert (moved.sum(axis=1) <= (sent.max() if plan.kv_transfers.passed_on.any() else sent)).all()
     assert (moved.sum(axis=0) <= received).all()
     assert (pool_traffic(plan).extra_memory <= held).all()
 

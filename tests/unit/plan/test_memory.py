@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import libra
 from libra.config import HeadShape, PoolConfig
-from libra.plan.all_to_all import lands_apart
 from libra.plan.memory import pool_memory, rank_memory
 from libra.plan.plan_pool import PoolPlan, plan_pool
 from libra.plan.rank_plan import make_rank_plan
@@ -23,12 +22,11 @@ LENGTHS = Path(__file__).parents[2] / "data" / "lengths-code.npy"
 
 def check(plan: PoolPlan) -> None:
     """A pool's memory is that of its rank_plans."""
-    memory, apart = pool_memory(plan), lands_apart(plan)
+    memory = pool_memory(plan)
     refetch, size = plan.config.backward == "refetch", plan.heads.bytes
     for worker in range(plan.workers):
         rank_plan = make_rank_plan(plan, worker)
         mine = rank_memory(rank_plan, plan.heads, refetch=refetch)
-        assert apart[:, worker].tolist() == [assembly.apart for assembly in rank_plan.assembly]
         assert memory.kept[worker] == size * (mine.outputs + (0 if refetch else mine.fetched))
         forward = mine.forward + (mine.fetched if refetch else 0)
         backward = size * mine.backward + max(4, size) * mine.exact
@@ -56,10 +54,10 @@ def test_a_pool_takes_what_its_routes_take(pool: SmallPool, backward: str) -> No
 def test_rows_land_in_the_buffer_itself_where_their_order_lets_them(pool: SmallPool) -> None:
     plan = pool.plan()
     for worker in range(plan.workers):
-        for assembly in make_rank_plan(plan, worker).assembly:
-            if assembly.place is not None:
-                assert sorted(assembly.place) == list(range(assembly.rows))
-                assert (assembly.place != np.arange(assembly.rows)).any()
+        for assembly in make_rank_plan(plan, worker).kv_buffers:
+            if assembly.permutation is not None:
+                assert sorted(assembly.permutation) == list(range(assembly.rows))
+                assert (assembly.permutation != np.arange(assembly.rows)).any()
 
 
 def test_without_context_parallelism_nothing_lands_apart() -> None:
@@ -68,7 +66,9 @@ def test_without_context_parallelism_nothing_lands_apart() -> None:
     packs = [[0, 4096], *[list(range(0, 4097, 64))] * 3]
     plan = plan_pool(packs, cp_size=1, config=config, heads=HeadShape(8, 4, 64))
     assert plan.bytes_kv
-    assert not lands_apart(plan).any()
+    for worker in range(plan.workers):
+        buffers = make_rank_plan(plan, worker).kv_buffers
+        assert all(buffer.permutation is None for buffer in buffers)
 
 
 @pytest.mark.parametrize("backward", ["retain", "refetch"])

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from libra.config import HeadShape, Placement, PoolConfig, ShardLayout
 from libra.data.packing import pack_sequential
+from libra.plan.attention_calls import LOCAL, AttentionCall
 from libra.plan.plan_pool import PoolPlan, plan_pool
-from libra.plan.rank_plan import LOCAL, Launch, make_rank_plan
+from libra.plan.rank_plan import make_rank_plan
 from tests.exchange_model import NOTHING, Exchange, exchange
 from tests.pools import SmallPool, small_pools
 from tests.slow_planner import sample_tables
@@ -39,9 +40,9 @@ def sample_of_position(plan: PoolPlan) -> tuple[IntArray, IntArray]:
     return sample, within
 
 
-def segments(launch: Launch) -> list[tuple[slice, slice, slice, slice]]:
+def segments(launch: AttentionCall) -> list[tuple[slice, slice, slice, slice]]:
     """Rows and heads of q, rows and heads of k, of each segment."""
-    work = launch.segments
+    work = launch
     columns = (work.q_start, work.q_len, work.k_start, work.k_len, work.q_head, work.kv_head)
     return [
         (
@@ -54,7 +55,7 @@ def segments(launch: Launch) -> list[tuple[slice, slice, slice, slice]]:
     ]
 
 
-def buffers(moved: Exchange, worker: int, launch: Launch) -> tuple[IntArray, IntArray]:
+def buffers(moved: Exchange, worker: int, launch: AttentionCall) -> tuple[IntArray, IntArray]:
     """The q and k buffers that a launch reads."""
     q = moved.q_local if launch.q_buffer == LOCAL else None
     k = moved.k_local if launch.kv_buffer == LOCAL else None
@@ -89,13 +90,13 @@ def check_attention(plan: PoolPlan) -> None:
     pairs = np.zeros(plan.workers, dtype=np.int64)
     for worker, rank_plan in enumerate(moved.rank_plans):
         answered = [np.zeros(rows.shape, dtype=np.int64) for rows in moved.q_fetched[worker]]
-        for launch in rank_plan.launches:
+        for launch in rank_plan.calls:
             q_buffer, k_buffer = buffers(moved, worker, launch)
-            assert len(launch.segments) > 0
+            assert len(launch) > 0
             for q_rows, q_heads, k_rows, k_heads in segments(launch):
                 q, k = q_buffer[q_rows, q_heads], k_buffer[k_rows, k_heads]
-                assert q.shape == (q_rows.stop - q_rows.start, launch.segments.heads)
-                assert k.shape == (k_rows.stop - k_rows.start, launch.segments.kv_heads)
+                assert q.shape == (q_rows.stop - q_rows.start, launch.heads)
+                assert k.shape == (k_rows.stop - k_rows.start, launch.kv_heads)
                 check_segment(plan, q, k, where)
                 assert launch.kv_buffer <= launch.chunk
                 np.add.at(computed.ravel(), q.ravel(), 1)
@@ -171,7 +172,7 @@ def test_each_worker_computes_the_tiles_that_are_assigned_to_it(pool: SmallPool)
     moved = exchange(plan)
     width = plan.heads.q // plan.shards
     for worker, rank_plan in enumerate(moved.rank_plans):
-        for launch in rank_plan.launches:
+        for launch in rank_plan.calls:
             q_buffer, _ = buffers(moved, worker, launch)
             for q_rows, q_heads, _, _ in segments(launch):
                 at, head = np.divmod(q_buffer[q_rows, q_heads], plan.heads.q)
@@ -187,7 +188,7 @@ def test_every_needed_key_row_arrives_once_and_nothing_else_does(pool: SmallPool
     whole = plan.config.placement == "paper"  # complete groups, not prefixes
     for worker, rank_plan in enumerate(moved.rank_plans):
         needed: set[int] = set()
-        for launch in rank_plan.launches:
+        for launch in rank_plan.calls:
             _, k_buffer = buffers(moved, worker, launch)
             for _, _, k_rows, k_heads in segments(launch):
                 k = k_buffer[k_rows, k_heads]
@@ -224,16 +225,16 @@ def test_chunks_are_alike_and_no_launch_runs_before_its_buffers_or_after_their_r
         "gradients return in one order"
     )
     for rank_plan in rank_plans:
-        assert [launch.chunk for launch in rank_plan.launches] == sorted(
-            launch.chunk for launch in rank_plan.launches
+        assert [launch.chunk for launch in rank_plan.calls] == sorted(
+            launch.chunk for launch in rank_plan.calls
         )
-        for launch in rank_plan.launches:
+        for launch in rank_plan.calls:
             assert launch.q_buffer in (LOCAL, launch.chunk)
             assert launch.kv_buffer <= launch.chunk
             if launch.kv_buffer != LOCAL:
                 assert launch.chunk <= rank_plan.kv_done[launch.kv_buffer] < plan.config.chunks
-        assert len({(len(message.send), message.received) for message in rank_plan.q}) == 1
-        assert rank_plan.lse_size == sum(launch.segments.lse_size for launch in rank_plan.launches)
+        assert len({(len(message.send_index), message.received) for message in rank_plan.q}) == 1
+        assert rank_plan.lse_size == sum(launch.lse_size for launch in rank_plan.calls)
 
 
 @settings(max_examples=25)
@@ -270,11 +271,13 @@ def test_where_nothing_moves_there_is_one_wide_launch() -> None:
     config = PoolConfig(pool_size=1, block_size=4, head_shards=2, chunks=2, placement="paper")
     plan = plan_pool([[0, 5, 12]], cp_size=1, config=config, heads=HeadShape(q=8, kv=4, dim=2))
     rank_plan = make_rank_plan(plan, 0)
-    (launch,) = rank_plan.launches
+    (launch,) = rank_plan.calls
     assert (launch.chunk, launch.q_buffer, launch.kv_buffer) == (LOCAL, LOCAL, LOCAL)
-    assert launch.segments.q_len.tolist() == [5, 7]  # blocks of one sample join
-    assert (launch.segments.heads, launch.segments.kv_heads) == (8, 4)
-    assert not any(message.moves for message in (*rank_plan.q, *rank_plan.kv, *rank_plan.relay))
+    assert launch.q_len.tolist() == [5, 7]  # blocks of one sample join
+    assert (launch.heads, launch.kv_heads) == (8, 4)
+    assert not any(
+        message.moves for message in (*rank_plan.q, *rank_plan.kv, *rank_plan.kv_multicast)
+    )
 
 
 def test_a_worker_without_work_has_no_launch_but_every_message() -> None:
@@ -284,7 +287,8 @@ def test_a_worker_without_work_has_no_launch_but_every_message() -> None:
     assert plan.load.tolist() == [2, 0, 2, 0]
     for worker in (1, 3):
         rank_plan = make_rank_plan(plan, worker)
-        assert (rank_plan.launches, rank_plan.rows) == ((), 0)
+        assert (rank_plan.calls, rank_plan.rows) == ((), 0)
         assert [
-            len(x) for x in (rank_plan.q, rank_plan.kv, rank_plan.relay, rank_plan.assembly)
+            len(x)
+            for x in (rank_plan.q, rank_plan.kv, rank_plan.kv_multicast, rank_plan.kv_buffers)
         ] == [2] * 4

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from libra.cli.choose_pool import choose_pool
 from libra.config import BackwardMode, HeadShape, PoolConfig
 from libra.cost.timeline import moved_bytes
+from libra.plan.attention_calls import LOCAL, PoolSegments, pool_segments
 from libra.plan.memory import rank_memory
 from libra.plan.plan_pool import PoolPlan, plan_pool
-from libra.plan.rank_plan import LOCAL, make_rank_plan
+from libra.plan.rank_plan import make_rank_plan
 from libra.plan.traffic import held_for_others, pool_traffic
-from libra.plan.work import Work, pool_work
 from tests.pools import SmallPool, small_pools
 from tests.unit.plan.slow_tally import Segment, all_routes, slow_tally, slow_work
 
@@ -32,15 +32,18 @@ EVERY = small_pools(placements=("surplus", "paper", "ulysses"))
 MODES = st.sampled_from(["retain", "refetch"])
 
 
-def segments(work: Work) -> Counter[Segment]:
-    columns = [getattr(work, field.name).tolist() for field in fields(Work)]
+NAMES = ("worker", "chunk", "q_buffer", "kv_buffer", "q_len", "k_len", "heads", "kv_heads")
+
+
+def segments(work: PoolSegments) -> Counter[Segment]:
+    columns = [getattr(work, name).tolist() for name in NAMES]
     return Counter(zip(*columns, strict=True))
 
 
 def check(plan: PoolPlan) -> None:
     """Everything that is counted at once is what the rank_plans say."""
     rank_plans = all_routes(plan)
-    assert segments(pool_work(plan)) == slow_work(rank_plans)
+    assert segments(pool_segments(plan)) == slow_work(rank_plans)
     traffic, slow = pool_traffic(plan), slow_tally(plan, rank_plans)
     for field in fields(slow):
         found, wanted = getattr(traffic, field.name), getattr(slow, field.name)
@@ -137,7 +140,7 @@ def test_backward_moves_gradients_the_way_back(pool: SmallPool, backward: Backwa
 @settings(max_examples=50)
 def test_segments_cover_the_load_and_wait_only_for_chunks_that_exist(pool: SmallPool) -> None:
     plan = pool.plan()
-    work = pool_work(plan)
+    work = pool_segments(plan)
     load = np.zeros(plan.workers, dtype=np.int64)
     np.add.at(load, work.worker, work.pairs)
     assert (load == plan.load).all()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from libra.plan.segments import AttentionCall
+from libra.plan.attention_calls import AttentionCall
 
 __all__ = [
     "AttentionCall",
