@@ -1,17 +1,18 @@
 # Needs Python >= 3.11 and make.  Every verb does its own set-up in .venv.
 #
 #   make demo     train on real text, first with the baseline, then with Libra
-#   make test     lint, format, types, tests
-#   make bench    attention benchmark: baselines beside Libra, in under ten minutes
-#   make docs     the documentation as a site in ./site
+#   make test     lint, format, types, documentation, tests
+#   make bench    attention benchmark: baselines and Libra, in under ten minutes
+#   make docs     the documentation as a site in ./site; a broken link is an error
 #
 # PYTHON=python3.12        choose the interpreter
+# VENV=path                use another virtual environment than .venv
 # PIP_ARGS="..."           more arguments for pip, for instance an index with CPU builds
 # ARGS="..."               arguments for `libra demo`, pytest or the benchmark
 
 PYTHON   ?= python3
 TORCH    ?= torch==2.13.0
-VENV     := .venv
+VENV     ?= .venv
 BIN      := $(VENV)/bin
 RANKS    ?= 2
 PIP_ARGS ?=
@@ -30,7 +31,7 @@ setup: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/libra demo $(ARGS)
 
-test: lint types
+test: lint types docs
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.installed
@@ -43,7 +44,7 @@ types: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/attention.py --ranks $(RANKS) $(ARGS)
 
-docs: $(VENV)/.installed-docs
+docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
@@ -54,11 +55,7 @@ clean:
 # torch alone and pinned first: a range may bring a CUDA build of several GB.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) "$(TORCH)"
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e ".[dev]"
-	@touch $@
-
-$(VENV)/.installed-docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e ".[docs]"
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e ".[dev,docs]"
 	@touch $@
 
 $(BIN)/python:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from libra.extras import check_installed
+
 if TYPE_CHECKING:
     from libra.config import HeadShape, PoolConfig
     from libra.data.cp_shards import local_labels, local_positions
@@ -61,6 +63,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'libra' has no attribute {name!r}")
+    if _HOME[name].startswith("runtime"):
+        check_installed("torch", f"libra.{name}")
     value = getattr(importlib.import_module(f"libra.{_HOME[name]}"), name)
     globals()[name] = value
     return value

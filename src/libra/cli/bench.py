@@ -20,6 +20,7 @@ from libra.corpus import Format, read_lengths
 from libra.corpus.read import STDIN
 from libra.data.lengths import check_count
 from libra.data.packing import LongerCut, Packs
+from libra.extras import check_installed
 from libra.plan.head_groups import cut_heads
 from libra.plan.place_ulysses import check_ulysses
 from libra.plan.plan_pool import head_shards
@@ -113,6 +114,7 @@ class BenchOptions:
 
 def run_bench(options: BenchOptions) -> int:
     """Measure and print; the exit code.  Raises the same ValueError on every rank."""
+    check_installed("torch", "libra bench")
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
     if missing:
         raise ValueError(

@@ -31,6 +31,7 @@ from rich.progress import (
 )
 
 from libra.cli.demo_summary import print_summary, summarise
+from libra.extras import check_installed
 
 _HEADS = 4  # of the demo's decoder: head pieces for a CP group come out of these
 _LEAST_TOKENS = 64
@@ -91,6 +92,7 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> int:
     Raises ValueError for sizes that cannot be trained, before anything is started or written.
     """
     check_demo(config)
+    check_installed("torch", "libra demo")
     console = Console() if console is None else console
     try:
         config.out.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ from libra.cli.units import show_seconds
 from libra.cost.kernel_table import DIRECTIONS, KernelTable, segment_flops
 from libra.cost.table_file import check_suffix, write_kernel_table
 from libra.data.lengths import check_count
+from libra.extras import check_installed
 
 if TYPE_CHECKING:
     from libra.runtime.measure import Machine, Repeats
@@ -123,6 +124,7 @@ _CUDA_QUICK: Final = Grid(
 
 def run_calibrate(options: CalibrateOptions, console: Console | None = None) -> int:
     """Measure, write and show; the exit code.  ValueError for options that cannot be used."""
+    check_installed("torch", "libra calibrate")
     check_suffix(options.out)
     check_count("--head-dim", options.head_dim)
     check_count("--heads-per-kv", options.heads_per_kv)
