@@ -27,10 +27,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import tyro
 from decoder import Decoder, DecoderConfig, sample_positions
-from stopwatch import Stopwatch
+from stopwatch import timed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import libra
+from libra.runtime.speed import Stopwatch
 
 Scheme = Literal["baseline", "libra"]
 
@@ -73,12 +74,15 @@ class Data:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One scheme's model, with the watch around its attention calls."""
+    """One scheme's model, with the watches around its attention calls."""
 
     model: Decoder
     optimizer: torch.optim.Optimizer
     pool: libra.SequencePool
-    watch: Stopwatch
+    watches: tuple[Stopwatch, Stopwatch]
+    """Wall seconds, with waits for other ranks; CPU seconds, which count only what this process
+    computes, so that other work on a busy machine does not show.
+    """
 
 
 def main(config: TrainConfig) -> None:
@@ -134,20 +138,21 @@ def pool_config(scheme: Scheme, config: TrainConfig, replicas: int) -> libra.Poo
 def start_run(scheme: Scheme, config: TrainConfig, shape: DecoderConfig, mesh: DeviceMesh) -> Run:
     """A freshly drawn model and its pool; every scheme draws the same weights."""
     torch.manual_seed(config.seed)
-    watch = Stopwatch()
-    model = Decoder(shape, watch.timed(libra.libra_attention))
+    watches = (Stopwatch(), Stopwatch(time.process_time))
+    model = Decoder(shape, timed(libra.libra_attention, watches))
     return Run(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95)),
         pool=libra.SequencePool(mesh, pool_config(scheme, config, mesh["dp"].size())),
-        watch=watch,
+        watches=watches,
     )
 
 
 def train_step(run: Run, data: Data, pack: int, mesh: DeviceMesh) -> dict[str, Any]:
     """One optimizer step and its figures: a loss, and of the rest one value a rank."""
     dist.barrier()  # so that no step pays for the wait of the one before
-    run.watch.reset()
+    for watch in run.watches:
+        watch.total()  # what came before does not count
     started = time.perf_counter()
     loss, plan = forward_backward(run, data, pack, mesh)
     run.optimizer.step()
@@ -155,7 +160,7 @@ def train_step(run: Run, data: Data, pack: int, mesh: DeviceMesh) -> dict[str, A
     seconds = time.perf_counter() - started
     worker = run.pool.membership.worker
     times, loads, moved = gather(
-        [run.watch.seconds, run.watch.cpu_seconds, seconds],
+        [*(watch.total() for watch in run.watches), seconds],
         [plan.load[worker]],
         plan.traffic[:, worker].sum(axis=1),
     )

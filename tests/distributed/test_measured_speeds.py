@@ -29,7 +29,6 @@ def train(rank: int, world_size: int, slow: int) -> tuple[list[int], list[list[i
     """Three microbatches in which one rank's clock runs ten times too fast, so that its kernels
     seem slow: loads of the last plan, speeds of each plan, and the worst error of all.
     """
-    pool = make_pool(world_size, CASE.cp, CASE.config)
     replica, cp_rank = rank // CASE.cp, rank % CASE.cp
     *qkv, dout = (tensor[my_rows(CASE, cp_rank)] for tensor in make_pack(CASE, replica))
     qkv = [tensor.requires_grad_() for tensor in qkv]
@@ -37,6 +36,7 @@ def train(rank: int, world_size: int, slow: int) -> tuple[list[int], list[list[i
     clock = SimpleNamespace(perf_counter=lambda: rate * time.perf_counter())
     speeds, worst = [], 0.0
     with mock.patch.object(speed, "time", clock):
+        pool = make_pool(world_size, CASE.cp, CASE.config)
         for _ in range(3):
             with pool.microbatch(CASE.bounds[replica], tokens=CASE.tokens) as microbatch:
                 out = libra.libra_attention(*qkv)

@@ -17,9 +17,9 @@ from libra.baselines.wlb import WlbConfig
 from libra.bench.contestants import Field, SchemeRunner, make_field
 from libra.bench.measure import Place, measure_windows
 from libra.bench.schemes import Scheme, window_steps
-from libra.bench.stopwatch import TimedKernel
 from libra.config import HeadShape
 from libra.runtime.kernels import kernel_for
+from libra.runtime.speed import Stopwatch, TimedKernel
 from tests.distributed.cases import make_mesh
 from tests.distributed.ranks import RankPool
 from tests.reference import block_diagonal_attention
@@ -48,7 +48,7 @@ class Job:
 @functools.cache
 def field(world_size: int, cp: int) -> tuple[Field, TimedKernel]:
     """Made once, since process groups are."""
-    kernel = TimedKernel(kernel_for(CPU))
+    kernel = TimedKernel(kernel_for(CPU), Stopwatch())
     return make_field(SCHEMES, make_mesh(world_size, cp), CONFIG, kernel), kernel
 
 

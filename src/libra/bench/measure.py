@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from libra.baselines.wlb import WlbConfig
 from libra.bench.contestants import Ready, SchemeRunner, random_rows
 from libra.bench.schemes import Scheme, Step, window_steps
-from libra.bench.stopwatch import TimedKernel
 from libra.config import HeadShape
 from libra.data.cp_shards import local_positions
 from libra.data.packing import Packs
+from libra.runtime.speed import TimedKernel, synchronise
 
 FloatArray = NDArray[np.float64]
 
@@ -123,11 +123,6 @@ def barrier(device: torch.device) -> None:
     dist.all_reduce(torch.zeros(1))
 
 
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def gather(mine: FloatArray, place: Place) -> FloatArray:
     """Every rank's numbers, [ranks, ...]."""
     sent = torch.from_numpy(np.asarray(mine, dtype=np.float64))
@@ -138,12 +133,12 @@ def gather(mine: FloatArray, place: Place) -> FloatArray:
 
 def _timed_layer(run: Callable[[], None], place: Place) -> FloatArray:
     """(seconds in all, seconds in kernels, CPU seconds) of this rank."""
-    place.kernel.take()
+    place.kernel.watch.total()
     barrier(place.device)
     begin, cpu = time.perf_counter(), time.process_time()
     run()
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-    return np.array([seconds, place.kernel.take(), cpu])
+    return np.array([seconds, place.kernel.watch.total(), cpu])
 
 
 def _summary(window: int, step: int, every: FloatArray, layers: int) -> StepTimes:

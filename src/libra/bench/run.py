@@ -22,7 +22,6 @@ from libra.bench.contestants import SchemeRunner, make_field
 from libra.bench.figures import compare, print_figures
 from libra.bench.measure import Place, StepTimes, measure_windows, plan_steps, prepare_step
 from libra.bench.schemes import NAMES, Scheme
-from libra.bench.stopwatch import TimedKernel
 from libra.bench.trace import Event, bench_trace, traced_step
 from libra.cli.bench import DTYPES, BenchOptions, check_options, read_windows, settings
 from libra.cli.console import table_console
@@ -31,6 +30,7 @@ from libra.data.packing import Packs
 from libra.plan.wire import fingerprint
 from libra.runtime.consensus import reach_consensus
 from libra.runtime.kernels import kernel_for
+from libra.runtime.speed import Stopwatch, TimedKernel
 
 _PIPE_COLUMNS = 140
 
@@ -87,7 +87,7 @@ def _agreed(options: BenchOptions, device: torch.device) -> tuple[Place, list[Pa
         device=device,
         dtype=getattr(torch, dtype),
         heads=HeadShape(options.heads, options.kv_heads, options.head_dim, DTYPES[dtype]),
-        kernel=TimedKernel(kernel),
+        kernel=TimedKernel(kernel, Stopwatch()),
     )
     return place, windows
 

@@ -1,7 +1,7 @@
-"""Measuring this machine: seconds of attention kernels and the rate of matrix products.
+"""Measuring this machine for `libra calibrate`: attention kernels and matrix products.
 
-Kernels are called as the executor calls them, with index maps made beforehand and buffers in place;
-each time is the median of repeats after warm-up, with the device idle before and after.
+Kernels are called as the executor calls them, with index maps made beforehand and buffers in place.
+Each time is the median of repeats after warm-up, with the device idle before and after.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from libra.plan.attention_calls import AttentionCall
 from libra.runtime.kernels import kernel_for
 from libra.runtime.kernels.interface import Buffers, Grads, Kernel
+from libra.runtime.speed import Stopwatch, synchronise
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -52,8 +53,7 @@ class Machine:
         place = f"CPU, threads: {torch.get_num_threads()}"
         if self.device.type == "cuda":
             place = torch.cuda.get_device_name(self.device)
-        kernel = getattr(self.kernel, "name", self.device.type)
-        return f"{place}, kernel {kernel}, {str(self.dtype).removeprefix('torch.')}"
+        return f"{place}, kernel {self.kernel.name}, {str(self.dtype).removeprefix('torch.')}"
 
 
 def find_machine(device: str, *, kernel: str | None, dtype: str | None) -> Machine:
@@ -83,43 +83,39 @@ def attention_seconds(
     dim: int,
     repeats: Repeats,
 ) -> tuple[float, float]:
-    """Seconds of a launch of `count` equal segments, forward and backward.
+    """Seconds of a call of `count` equal segments, forward and backward.
 
     Every segment has keys of its own.  Key and value heads have `dim` elements.
     """
     starts = np.arange(count, dtype=np.int64)
-    every = np.ones(count, dtype=np.int64)
-    segments = AttentionCall(
+    first, each = np.zeros_like(starts), np.ones_like(starts)
+    call = AttentionCall(
         q_start=starts * q_len,
-        q_len=every * q_len,
+        q_len=each * q_len,
         k_start=starts * k_len,
-        k_len=every * k_len,
-        q_head=0 * every,
-        kv_head=0 * every,
+        k_len=each * k_len,
+        q_head=first,
+        kv_head=first,
         heads=heads,
         kv_heads=kv_heads,
     )
-    device, dtype, kernel = machine.device, machine.dtype, machine.kernel
+    device, kernel = machine.device, machine.kernel
     draw = torch.Generator(device=device).manual_seed(0)
-    q_TND, out_TNE, dout_TNE, dq_TND = (
-        torch.randn(count * q_len, heads, dim, generator=draw, device=device, dtype=dtype)
-        for _ in range(4)
-    )
-    k_TND, v_TNE = (
-        torch.randn(count * k_len, kv_heads, dim, generator=draw, device=device, dtype=dtype)
-        for _ in range(2)
-    )
-    sums = torch.float64 if dtype == torch.float64 else torch.float32
-    dk_TND, dv_TNE = (torch.zeros_like(k_TND, dtype=sums) for _ in range(2))
-    lse = torch.empty(segments.lse_size, device=device, dtype=sums)
-    prepared = kernel.prepare(segments, device)
-    scale = dim**-0.5
 
-    buffers = Buffers(q_TND, k_TND, v_TNE, out_TNE, lse)
-    grads = Grads(dout_TNE, dq_TND, dk_TND, dv_TNE)
+    def rows(number: int, width: int) -> torch.Tensor:
+        shape = (count * number, width, dim)
+        return torch.randn(shape, generator=draw, device=device, dtype=machine.dtype)
+
+    q, k, v = rows(q_len, heads), rows(k_len, kv_heads), rows(k_len, kv_heads)
+    sums = torch.promote_types(machine.dtype, torch.float32)
+    dk, dv = torch.zeros_like(k, dtype=sums), torch.zeros_like(v, dtype=sums)
+    lse = torch.empty(call.lse_size, device=device, dtype=sums)
+    buffers = Buffers(q, k, v, torch.empty_like(q), lse)
+    grads = Grads(rows(q_len, heads), torch.empty_like(q), dk, dv)
+    prepared, scale = kernel.prepare(call, device), dim**-0.5
     return (
-        _median_seconds(lambda: kernel.forward(prepared, buffers, scale), device, repeats),
-        _median_seconds(lambda: kernel.backward(prepared, buffers, grads, scale), device, repeats),
+        median_seconds(lambda: kernel.forward(prepared, buffers, scale), device, repeats),
+        median_seconds(lambda: kernel.backward(prepared, buffers, grads, scale), device, repeats),
     )
 
 
@@ -127,29 +123,26 @@ def matmul_rate(machine: Machine, size: int, *, repeats: Repeats) -> float:
     """FLOP/s of the product of two square matrices of `size`."""
     a, b = (torch.randn(size, size, device=machine.device, dtype=machine.dtype) for _ in range(2))
     out = torch.empty_like(a)
-    seconds = _median_seconds(lambda: torch.mm(a, b, out=out), machine.device, repeats)
+    seconds = median_seconds(lambda: torch.mm(a, b, out=out), machine.device, repeats)
     return 2 * size**3 / seconds
 
 
-def _median_seconds(call: Callable[[], object], device: torch.device, repeats: Repeats) -> float:
+def median_seconds(call: Callable[[], object], device: torch.device, repeats: Repeats) -> float:
+    """Median of the timed repeats of `call`."""
+    synchronise(device)
     begin = time.perf_counter()
     for _ in range(repeats.warm_up):
         call()
-        _wait(device)
+        synchronise(device)
         if time.perf_counter() - begin >= repeats.seconds:
             break
-    times: list[float] = []
+    watch, times = Stopwatch(), list[float]()
     while len(times) < repeats.most:
         if len(times) >= repeats.least and sum(times) >= repeats.seconds:
             break
-        _wait(device)
-        begin = time.perf_counter()
+        watch.start(device)
         call()
-        _wait(device)
-        times.append(time.perf_counter() - begin)
+        watch.stop()
+        synchronise(device)
+        times.append(watch.total())
     return statistics.median(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

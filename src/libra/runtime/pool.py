@@ -23,7 +23,7 @@ from libra.runtime.kernels.interface import Kernel
 from libra.runtime.microbatch import Microbatch
 from libra.runtime.planner_thread import Planner
 from libra.runtime.process_groups import Groups, find_membership, make_groups
-from libra.runtime.speed import MeasuredKernel, SpeedMeter
+from libra.runtime.speed import SpeedMeter
 from libra.runtime.workspace import Workspace
 
 IntArray = NDArray[np.int64]
@@ -192,7 +192,7 @@ class SequencePool:
         if device not in self._kernels:
             kernel = kernel_for(device, self._kernel_chosen)
             if self._meter is not None:
-                kernel = MeasuredKernel(kernel, self._meter)
+                kernel = self._meter.timed(kernel)
             self._kernels[device] = kernel
         return self._kernels[device]
 

@@ -1,15 +1,17 @@
-"""How fast this worker's kernels run: an online average of the executor's own kernel times.
+"""How fast this worker's kernels run: one stopwatch, a kernel that it times, and the running average.
 
 A worker that is slower than its peers (a throttled GPU, an older board) shows in the time of its
-kernels alone, transfers and waits left out.  So does one whose segments happen to be shorter than
-others', which kernels run slower: the figures are for hardware that differs by more.  Planners
-exchange these figures with each plan's metadata, so that every rank plans with the same ones.
+kernels alone, without transfers and waits.  A worker whose segments are shorter than others' looks
+slower too, because kernels are slower on them, so the average serves for hardware that differs by
+more than that.  Planners exchange their readings with each plan's metadata, and every rank plans
+with the same ones.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -24,79 +26,125 @@ _KEEP: Final = 0.99
 """Share of the past that stays in the average at each kernel call: about the last hundred count."""
 
 _GRAIN: Final = 0.02
-"""Relative speeds are told apart in steps of this much, so that noise does not change plans."""
+"""Step to which relative speeds are rounded, so that noise does not change plans."""
+
+
+class Stopwatch:
+    """Times calls, on a GPU by events, so that nothing waits, and else by `clock` in seconds."""
+
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or time.perf_counter
+        self._begun: float | torch.cuda.Event = 0.0
+        self._events: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._finished: deque[tuple[int, float]] = deque()
+
+    def start(self, device: torch.device) -> None:
+        """Begin a call."""
+        if device.type != "cuda":
+            self._begun = self._clock()
+            return
+        self._begun = torch.cuda.Event(enable_timing=True)
+        self._begun.record()
+
+    def stop(self, pairs: int = 0) -> None:
+        """End it.  `pairs` comes back with its time."""
+        if isinstance(self._begun, float):
+            self._finished.append((pairs, self._clock() - self._begun))
+            return
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        self._events.append((pairs, self._begun, end))
+
+    def finished(self) -> Iterator[tuple[int, float]]:
+        """(pairs, seconds) of each call that the device has ended, once.  Never waits."""
+        while self._events and self._events[0][2].query():
+            pairs, begun, ended = self._events.popleft()
+            self._finished.append((pairs, begun.elapsed_time(ended) / 1e3))
+        while self._finished:
+            yield self._finished.popleft()
+
+    def total(self) -> float:
+        """Seconds of all finished calls since the last time; all are, once the device is idle."""
+        return sum(seconds for _, seconds in self.finished())
+
+
+class TimedKernel:
+    """A kernel whose calls a stopwatch times, with query-key pairs times heads as their `pairs`."""
+
+    def __init__(self, kernel: Kernel, watch: Stopwatch, *, backward: bool = True) -> None:
+        self.name = kernel.name
+        self.watch = watch
+        self._kernel = kernel
+        self._backward = backward
+
+    def prepare(self, call: AttentionCall, device: torch.device) -> tuple[int, Any]:
+        """The kernel's own preparation, with the pairs of the call."""
+        pairs = call.q_len * call.k_len
+        if call.causal:
+            pairs = causal_pairs(call.k_len - call.q_len, call.k_len)
+        return int(pairs.sum()) * call.heads, self._kernel.prepare(call, device)
+
+    def forward(self, prepared: tuple[int, Any], buffers: Buffers, scale: float) -> None:
+        """The kernel's forward, timed."""
+        pairs, inner = prepared
+        self.watch.start(buffers.q.device)
+        self._kernel.forward(inner, buffers, scale)
+        self.watch.stop(pairs)
+
+    def backward(
+        self, prepared: tuple[int, Any], buffers: Buffers, grads: Grads, scale: float
+    ) -> None:
+        """The kernel's backward, timed if asked for."""
+        pairs, inner = prepared
+        if not self._backward:
+            self._kernel.backward(inner, buffers, grads, scale)
+            return
+        self.watch.start(buffers.q.device)
+        self._kernel.backward(inner, buffers, grads, scale)
+        self.watch.stop(pairs)
 
 
 class SpeedMeter:
-    """Query-key pairs times heads a second, averaged over the last kernel calls."""
+    """Query-key pairs times heads a second, averaged over the last forward calls.
+
+    Backward calls are not timed: they are slower by the same factor on every worker.
+    """
 
     def __init__(self) -> None:
+        self._watch = Stopwatch()
         self._pairs = 0.0
         self._seconds = 0.0
-        self._pending: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def timed(self, kernel: Kernel) -> TimedKernel:
+        """`kernel`, measured by this meter."""
+        return TimedKernel(kernel, self._watch, backward=False)
 
     def add(self, pairs: int, seconds: float) -> None:
         """Count one kernel call."""
         self._pairs = _KEEP * self._pairs + pairs
         self._seconds = _KEEP * self._seconds + seconds
 
-    def add_events(self, pairs: int, start: torch.cuda.Event, stop: torch.cuda.Event) -> None:
-        """Count a call on a GPU once both its events have passed; never waits for them."""
-        self._pending.append((pairs, start, stop))
-        while self._pending and self._pending[0][2].query():
-            done, first, last = self._pending.popleft()
-            self.add(done, first.elapsed_time(last) / 1e3)
-
     @property
     def reading(self) -> int:
         """Pairs times heads a millisecond, rounded; 0 before the first call."""
-        pairs, seconds = self._pairs, self._seconds
-        return round(pairs / seconds / 1e3) if seconds > 0 else 0
-
-
-class MeasuredKernel:
-    """A kernel whose forward calls are timed; otherwise the kernel itself.
-
-    Backward calls are not timed: they run as much slower on every worker.
-    """
-
-    def __init__(self, kernel: Kernel, meter: SpeedMeter) -> None:
-        self._kernel = kernel
-        self._meter = meter
-
-    def prepare(self, call: AttentionCall, device: torch.device) -> tuple[int, Any]:
-        """The kernel's own preparation, with the pairs of the call."""
-        pairs = causal_pairs(call.k_len - call.q_len, call.k_len)
-        return int(pairs.sum()) * call.heads, self._kernel.prepare(call, device)
-
-    def forward(self, prepared: tuple[int, Any], buffers: Buffers, scale: float) -> None:
-        """The kernel's forward, timed."""
-        pairs, inner = prepared
-        if buffers.q.is_cuda:
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            self._kernel.forward(inner, buffers, scale)
-            stop.record()
-            self._meter.add_events(pairs, start, stop)
-            return
-        begun = time.perf_counter()
-        self._kernel.forward(inner, buffers, scale)
-        self._meter.add(pairs, time.perf_counter() - begun)
-
-    def backward(
-        self, prepared: tuple[int, Any], buffers: Buffers, grads: Grads, scale: float
-    ) -> None:
-        """The kernel's backward."""
-        self._kernel.backward(prepared[1], buffers, grads, scale)
+        for pairs, seconds in self._watch.finished():
+            self.add(pairs, seconds)
+        return round(self._pairs / self._seconds / 1e3) if self._seconds > 0 else 0
 
 
 def relative_speeds(readings: NDArray[np.int64]) -> NDArray[np.float64] | None:
     """Speeds relative to their mean, float64 [workers], from every worker's reading.
 
-    None, for equal ones, until every worker has measured something.  Pure, so equal on all ranks
-    that see the same readings.
+    None, which means equal speeds, until every worker has measured a call.  Pure, so equal on all
+    ranks that have the same readings.
     """
     if not (readings > 0).all():
         return None
     steps: NDArray[np.float64] = np.rint(readings / readings.mean() / _GRAIN)
     return np.maximum(steps, 1.0) * _GRAIN
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until a GPU is idle; a CPU always is."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -107,10 +107,10 @@ def test_repeats_stop_at_the_most_or_when_their_time_is_up(monkeypatch) -> None:
     monkeypatch.setattr(measure.time, "perf_counter", lambda: float(next(clock)))
     calls: list[int] = []
     repeats = Repeats(warm_up=2, least=3, most=20, seconds=0.5)
-    seconds = measure._median_seconds(lambda: calls.append(1), torch.device("cpu"), repeats)
+    seconds = measure.median_seconds(lambda: calls.append(1), torch.device("cpu"), repeats)
     assert seconds == 0.5 and len(calls) == 1 + 3  # the first warm-up took all of the time
     calls.clear()
-    measure._median_seconds(
+    measure.median_seconds(
         lambda: calls.append(1), torch.device("cpu"), Repeats(warm_up=0, most=4, seconds=1e9)
     )
     assert len(calls) == 4

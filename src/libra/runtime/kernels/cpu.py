@@ -74,6 +74,8 @@ class CpuPrepared:
 class CpuKernel:
     """The `Kernel` of a CPU: fp64, fp32, bf16, fp16; any head dims and strides; repeats itself."""
 
+    name: str = "cpu"
+
     leaf: int = 128
     """Longest causal square that is not cut again, in rows."""
 

@@ -59,6 +59,10 @@ class Grads(NamedTuple):
 class Kernel(Protocol):
     """Variable-length causal attention on one device."""
 
+    @property
+    def name(self) -> str:
+        """The name by which `kernel_for` finds it."""
+
     def prepare(self, call: AttentionCall, device: torch.device) -> Any:
         """Index maps of a call, made once per plan and given back to `forward` and `backward`."""
 
