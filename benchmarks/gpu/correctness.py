@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from libra.runtime.kernels.interface import AttentionCall, Buffers, Grads, Kernel
+from libra.plan.attention_calls import AttentionCall
+from libra.runtime.kernels.interface import Buffers, Grads, Kernel
 
 POISON = 7.0
 """What outputs hold before: rows that no segment writes must still hold it."""

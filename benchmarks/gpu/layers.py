@@ -15,6 +15,7 @@ import torch
 import libra
 from benchmarks.gpu.stopwatch import Stopwatch, Watched
 from libra.runtime.microbatch import Microbatch
+from libra.runtime.speed import synchronise
 
 PARTS = ("operator", "agree", "microbatch", "executor", "rows", "wait")
 """Host time outside kernels: autograd and the operator's dispatch; the ranks' agreement; checks and
@@ -71,7 +72,7 @@ def waits_for_device(step: Callable[[], None], device: torch.device) -> list[str
     """Where the host waited for the device in a step, as PyTorch tells; on a CPU nowhere."""
     if device.type != "cuda":
         return []
-    wait(device)
+    synchronise(device)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -113,17 +114,11 @@ def run_calls(calls: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
     """Wall time of a call, the device idle before and after."""
-    wait(device)
+    synchronise(device)
     begun = time.perf_counter()
     call()
-    wait(device)
+    synchronise(device)
     return time.perf_counter() - begun
-
-
-def wait(device: torch.device) -> None:
-    """Until the device has nothing to do."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def equal_bounds(tokens: int, samples: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -25,9 +25,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import libra
-from benchmarks.gpu.layers import draw, layer_overhead, seconds, wait
+from benchmarks.gpu.layers import draw, layer_overhead, seconds
 from benchmarks.gpu.stopwatch import Watched
 from libra.runtime.kernels import kernel_for
+from libra.runtime.speed import synchronise
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: list[int]) -> torch.Tensor:
@@ -70,7 +71,7 @@ def check_outputs(
             moved = float(microbatch.plan(heads).traffic.sum())
             out = libra.libra_attention(q, k, v)
             out.backward(dout)
-        wait(device)
+        synchronise(device)
         pairs = [(out.detach(), due.detach())]
         for leaf, exact in zip((q, k, v), leaves, strict=True):
             assert leaf.grad is not None and exact.grad is not None

@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import libra
 from benchmarks.slow.events import RETURNED, SENT, Log, Post, RankEvents
+from libra.plan.attention_calls import AttentionCall
 from libra.runtime.kernels import kernel_for
-from libra.runtime.kernels.interface import AttentionCall, Kernel
+from libra.runtime.kernels.interface import Kernel
 
 MARK = "@libra "
 

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import torch
 
+from libra.plan.attention_calls import AttentionCall
 from libra.runtime.kernels.interface import (
-    AttentionCall,
     Buffers,
     Extents,
     Grads,

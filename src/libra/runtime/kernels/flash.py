@@ -19,13 +19,8 @@ from typing import Any, Final
 
 import torch
 
-from libra.runtime.kernels.interface import (
-    AttentionCall,
-    Buffers,
-    Grads,
-    check_buffers,
-    check_grads,
-)
+from libra.plan.attention_calls import AttentionCall
+from libra.runtime.kernels.interface import Buffers, Grads, check_buffers, check_grads
 from libra.runtime.kernels.packed import PackedCall, PackedCalls, pack
 
 Tensor = torch.Tensor

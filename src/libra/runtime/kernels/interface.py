@@ -16,17 +16,6 @@ import torch
 
 from libra.plan.attention_calls import AttentionCall
 
-__all__ = [
-    "AttentionCall",
-    "Buffers",
-    "Extents",
-    "Grads",
-    "Kernel",
-    "check_buffers",
-    "check_call",
-    "check_grads",
-]
-
 
 class Buffers(NamedTuple):
     """Tensors that both passes of a kernel use.  A named tuple, because one is made for each call."""

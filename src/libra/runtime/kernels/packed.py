@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from libra.runtime.kernels.interface import AttentionCall, Extents, check_call
+from libra.plan.attention_calls import AttentionCall
+from libra.runtime.kernels.interface import Extents, check_call
 
 IntArray = NDArray[np.int64]
 Tensor = torch.Tensor

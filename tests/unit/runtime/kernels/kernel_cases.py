@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from libra.runtime.kernels.interface import AttentionCall, Buffers, Grads, Kernel
+from libra.plan.attention_calls import AttentionCall
+from libra.runtime.kernels.interface import Buffers, Grads, Kernel
 
 SCALE = 0.3
 CPU = torch.device("cpu")
