@@ -3,7 +3,7 @@
 A sample is one definition of a file: a function, a method, or the code between two of them, with
 its decorators.  Most are short (a median of about 250 bytes) and a few fill a whole context, so
 packs of equal length cost very unequal attention.  Tokens are bytes; one more token ends each
-sample.  The same interpreter gives the same corpus, always.
+sample.  The same interpreter always gives the same corpus.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Corpus:
 
 
 def standard_library() -> Path:
-    """Where this interpreter keeps its own sources."""
+    """Folder of this interpreter's own sources."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def source_files(root: Path) -> list[Path]:
-    """The `.py` files under `root`, less tests and installed packages, sorted by relative path."""
+    """`.py` files under `root`, without tests and installed packages, sorted by relative path."""
     found: dict[str, Path] = {}
     for folder, below, names in os.walk(root):
         below[:] = [name for name in below if name not in _NOT_THE_LIBRARY]  # don't descend
@@ -55,9 +55,9 @@ def source_files(root: Path) -> list[Path]:
 
 
 def definitions(source: bytes) -> list[bytes]:
-    """Cut a source file before each definition; decorators stay with what they decorate.
+    """Cut a source file before each definition; decorators stay with their definition.
 
-    The samples joined again are the file.
+    Joining the samples gives the file again.
     """
     samples: list[bytes] = []
     pending = b""
@@ -72,7 +72,7 @@ def definitions(source: bytes) -> list[bytes]:
 def load(*, tokens: int, longest: int, seed: int = 0, root: Path | None = None) -> Corpus:
     """At least `tokens` tokens of source, in an order drawn from `seed`.
 
-    A sample longer than `longest` tokens loses its rest, and the last sample may pass `tokens`.
+    Samples are cut after `longest` tokens.  The last one may exceed `tokens`.
     Raises ValueError if `tokens` or `longest` is too small to hold text, or `root` holds less text
     than asked for.
     """

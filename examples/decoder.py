@@ -1,9 +1,9 @@
 """A small Qwen3-shaped decoder whose attention is one function that you pass in.
 
 RMSNorm, per-head norm of q and k, rotary positions, grouped-query attention, SwiGLU, and (by
-choice) tied embeddings.  It works on the tokens of one rank, laid out as one row of packed samples:
-positions come from `sample_positions`, and everything that crosses tokens happens inside `attend`.
-With a context-parallel `attend` the same model runs on a shard.
+choice) tied embeddings.  It works on the tokens of one rank, a row of packed samples.  Their
+positions come from `sample_positions`, and only `attend` looks at more than one token, so the same
+model runs on a context-parallel shard when `attend` is context-parallel.
 
 Shape suffixes: T tokens on this rank, C model width, N query heads, M key/value heads,
 D head width, V vocabulary.
@@ -54,9 +54,9 @@ class DecoderConfig:
 def sample_positions(cu_seqlens: ArrayLike, pack_positions: ArrayLike) -> NDArray[np.int64]:
     """Position of each token inside its own sample, int64 [T].
 
-    `cu_seqlens` [samples + 1] bounds the samples of the whole pack; `pack_positions` [T] says where
-    in the pack this rank's tokens stand, in any order.  Padding after the last sample counts from
-    that bound.
+    `cu_seqlens` [samples + 1] holds the sample bounds of the whole pack; `pack_positions` [T] holds
+    the positions of this rank's tokens in the pack, in any order.  Padding counts from the last
+    bound.
     """
     bounds = np.asarray(cu_seqlens, dtype=np.int64)
     positions = np.asarray(pack_positions, dtype=np.int64)
@@ -78,7 +78,7 @@ def rotate(x_TND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Projections, per-head norms and rotation around the injected `attend`."""
+    """Projections, per-head norms and rotation around `attend`."""
 
     def __init__(self, config: DecoderConfig, attend: Attend) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens and sample positions in, logits out; it never knows which tokens other ranks hold."""
+    """Tokens and sample positions in, logits out, without regard to the tokens of other ranks."""
 
     def __init__(self, config: DecoderConfig, attend: Attend) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Decoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw every matrix from N(0, 0.02), those back to the residual stream from less."""
+        """Draw every matrix from N(0, 0.02), those that write to the residual stream smaller."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 nn.init.ones_(parameter)
@@ -163,7 +163,7 @@ class Decoder(nn.Module):
 
 
 def local_attention(cu_seqlens: ArrayLike) -> Attend:
-    """Plain attention of whole samples on one device: what every other `attend` must agree with."""
+    """Plain attention of whole samples on one device, which every other `attend` must equal."""
     bounds = np.asarray(cu_seqlens, dtype=np.int64).tolist()
 
     def attend(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor) -> Tensor:

@@ -1,16 +1,16 @@
-"""Train the decoder on the standard library's source: a baseline, and the same steps with Libra.
+"""Train the decoder on the standard library's source with a baseline and, step by step, with Libra.
 
     torchrun --standalone --nproc-per-node 2 examples/train.py --steps 10 --tokens 8192
 
-Every scheme starts from the same weights and takes the same steps; only the `PoolConfig` differs.
-They take turns, step by step:
+Both schemes start from the same weights and train on the same packs; only the `PoolConfig` differs.
+They take turns at each step:
 
     baseline   Ulysses inside each context-parallel group (CP 1: each rank attends to its own pack)
     libra      one pool over all replicas
 
 Rank 0 prints one JSON object a line: first `{"event": "start", ...}`, then `{"event": "step", ...}`
-per scheme and step, with the figures of all ranks as lists.  `libra demo` runs this file and draws
-a table from those lines.
+for each scheme and step, with lists of the figures of all ranks.  `libra demo` runs this file and
+prints a table of those lines.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Scheme = Literal["baseline", "libra"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """What to train, for how long, on which text."""
+    """Sizes and length of the training."""
 
     cp: int = 1
     """Context-parallel size: ranks that share one pack.  Must divide the number of ranks."""
@@ -58,14 +58,14 @@ class TrainConfig:
     learning_rate: float = 3e-3
 
     seed: int = 0
-    """Draws the weights, the samples and the order of the packs."""
+    """Seed of the weights, the samples and the order of the packs."""
 
     schemes: tuple[Scheme, ...] = ("baseline", "libra")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Data:
-    """Every pack of the run, the same on all ranks, and which this replica takes, by step."""
+    """Every pack of the run, the same on all ranks, and the pack of this replica at each step."""
 
     packs: libra.Packs
     token_ids: np.ndarray[Any, np.dtype[np.int64]]
@@ -74,7 +74,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One scheme's model, with the watches around its attention calls."""
+    """One scheme's model, with stopwatches around its attention calls."""
 
     model: Decoder
     optimizer: torch.optim.Optimizer
@@ -102,7 +102,7 @@ def main(config: TrainConfig) -> None:
         forward_backward(run, data, data.order[0], mesh)
         run.optimizer.zero_grad()
     for step, pack in enumerate(data.order):
-        # Schemes take turns, so that whatever else this machine does meets them alike.
+        # Schemes take turns, so that other work on this machine slows both equally.
         for scheme, run in runs.items():
             figures = train_step(run, data, pack, mesh)
             report({"event": "step", "scheme": scheme, "step": step, **figures})
@@ -129,7 +129,7 @@ def prepare_data(config: TrainConfig, mesh: DeviceMesh) -> Data:
 
 
 def pool_config(scheme: Scheme, config: TrainConfig, replicas: int) -> libra.PoolConfig:
-    """The only thing in which the schemes differ."""
+    """The configuration of a scheme, which is all that differs between schemes."""
     if scheme == "baseline":
         return libra.PoolConfig(pool_size=1, placement="ulysses", chunks=1)
     return libra.PoolConfig(pool_size=replicas, block_size=config.block_size, chunks=config.chunks)
@@ -149,10 +149,10 @@ def start_run(scheme: Scheme, config: TrainConfig, shape: DecoderConfig, mesh: D
 
 
 def train_step(run: Run, data: Data, pack: int, mesh: DeviceMesh) -> dict[str, Any]:
-    """One optimizer step and its figures: a loss, and of the rest one value a rank."""
-    dist.barrier()  # so that no step pays for the wait of the one before
+    """Take one optimizer step; returns its loss, and for all other figures one value a rank."""
+    dist.barrier()  # so that no step includes waiting for the step before
     for watch in run.watches:
-        watch.total()  # what came before does not count
+        watch.total()  # discards the time before this step
     started = time.perf_counter()
     loss, plan = forward_backward(run, data, pack, mesh)
     run.optimizer.step()
@@ -177,7 +177,7 @@ def train_step(run: Run, data: Data, pack: int, mesh: DeviceMesh) -> dict[str, A
 def forward_backward(
     run: Run, data: Data, pack: int, mesh: DeviceMesh
 ) -> tuple[float, libra.PoolPlan]:
-    """Loss of a step, averaged over the tokens of all replicas, and the plan in force.
+    """Loss of a step, averaged over the tokens of all replicas, and the plan of its attention.
 
     Leaves its gradients, summed over all ranks, in the model.
     """
@@ -202,7 +202,7 @@ def forward_backward(
 
 
 def sum_gradients(model: Decoder) -> None:
-    """Data parallelism at its plainest: one all-reduce of all gradients."""
+    """Data parallelism in its simplest form: one all-reduce of all gradients."""
     grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     flat = torch.cat([grad.flatten() for grad in grads])
     dist.all_reduce(flat)

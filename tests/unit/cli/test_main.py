@@ -17,7 +17,7 @@ from rich.console import Console
 from libra.cli import demo
 from libra.cli.demo import DemoConfig, run_demo, training_command, training_script
 from libra.cli.demo_summary import summarise
-from libra.cli.main import main
+from libra.cli.main import COMMANDS, DESCRIPTIONS, main
 
 START = {"event": "start", "ranks": 2, "config": {"steps": 2}, "decoder": {"layers": 3}}
 
@@ -69,7 +69,7 @@ def test_unusable_sizes_end_in_one_line_and_code_2(arguments, message, capsys) -
 def test_an_output_folder_that_is_a_file_is_refused(tmp_path: Path, capsys) -> None:
     (tmp_path / "taken").touch()
     assert main(["demo", "--out", str(tmp_path / "taken")]) == 2
-    assert "is a file; name a folder" in capsys.readouterr().err
+    assert "cannot be made (File exists); name a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_unknown_words_end_in_code_2(arguments: list[str], capsys) -> None:
 
 def test_help_names_every_option_and_imports_no_torch() -> None:
     code = (
-        "import sys\nfrom libra.cli.main import main\n"
+        "import sys\nfrom libra.cli.main import COMMANDS, DESCRIPTIONS, main\n"
         "try: main(['demo', '--help'])\nexcept SystemExit: print('torch' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -93,9 +93,17 @@ def test_help_names_every_option_and_imports_no_torch() -> None:
     assert run.stdout.splitlines()[-1] == "False"
 
 
+def test_help_lists_every_command_with_its_description(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for name, description in DESCRIPTIONS.items():
+        assert f"• {name} {description}" in shown
+
+
 def test_options_reach_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("libra.cli.main.run_demo", lambda config: seen.append(config) or 0)
+    monkeypatch.setitem(COMMANDS, DemoConfig, lambda config: seen.append(config) or 0)
     words = "--ranks 4 --cp 2 --steps 3 --tokens 512 --out there"
     assert main(["demo", *words.split()]) == 0
     assert seen == [DemoConfig(ranks=4, cp=2, steps=3, tokens=512, out=Path("there"))]
@@ -121,7 +129,7 @@ def test_speedups_are_ratios_of_summed_stragglers_and_summed_heaviest_loads() ->
     assert summary["step_seconds"]["libra"] == pytest.approx(3.4)
 
 
-def test_the_largest_loss_difference_and_the_bytes_of_all_layers_are_told() -> None:
+def test_a_summary_holds_the_largest_loss_difference_and_the_bytes_of_all_layers() -> None:
     summary = summarise(EVENTS)
     assert summary["largest_loss_difference"] == pytest.approx(0.001)
     assert summary["forward_bytes_moved"]["libra"] == {"q": 21, "kv": 42, "o": 21}
@@ -150,7 +158,7 @@ def test_a_training_run_that_dies_shows_the_end_of_its_log(monkeypatch, tmp_path
     assert not (tmp_path / "summary.json").exists()
 
 
-def test_the_errors_of_ranks_are_told_apart_from_the_rest_of_the_log(
+def test_only_the_errors_of_ranks_are_printed_where_the_log_has_any(
     monkeypatch, tmp_path: Path
 ) -> None:
     log = (
@@ -167,14 +175,14 @@ def test_the_errors_of_ranks_are_told_apart_from_the_rest_of_the_log(
     assert "at length" not in screen.getvalue()
 
 
-def test_a_demo_that_is_told_to_end_takes_its_training_with_it(tmp_path: Path) -> None:
+def test_a_demo_that_is_terminated_ends_its_training_too(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     training = (
         f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\n"
         """print('{"event": "start"}', flush=True)\ntime.sleep(60)"""
     )
     code = (
-        "import sys\nfrom pathlib import Path\nfrom libra import demo\n"
+        "import sys\nfrom pathlib import Path\nfrom libra.cli import demo\n"
         f"demo.training_command = lambda config: [sys.executable, '-c', {training!r}]\n"
         f"demo.run_demo(demo.DemoConfig(out=Path({str(tmp_path)!r})))"
     )
