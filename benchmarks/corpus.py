@@ -92,13 +92,13 @@ def consume(
         refined = refine_pools(workloads, placed)
         placing += time.process_time() - begin
         sums += [imbalance(pool_loads(workloads, pools)) for pools in (placed, refined)]
-    counts = reader.counts
+    counts = reader.summary
     return {
         "windows": counts.windows,
         "tokens": counts.tokens,
         "dropped_samples": counts.dropped_samples,
         "padding_tokens": counts.padding_tokens,
-        "median": counts.histogram.quantile(0.5),
+        "median": counts.median,
         "seconds_placing": placing,
         "imbalance_vrsp": sums[0] / counts.windows,
         "imbalance_refined": sums[1] / counts.windows,

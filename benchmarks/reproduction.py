@@ -25,7 +25,7 @@ import libra
 from libra.cost import CLUSTERS, MODELS, Model, Parallelism, published_table
 from libra.cost.attention_time import AttentionTime
 from libra.data.packing import Packs, pack_best_fit
-from libra.simulate.predict import SchemeFigures, Setting, scheme_figures
+from libra.simulate.predict import Setting, WindowSeconds, scheme_seconds
 from libra.simulate.scaling import select_packs
 from libra.simulate.schemes import PREDICTED, SCHEMES
 from libra.simulate.synthetic import CORPUS_1M, CORPUS_256K, LengthModel, generate_lengths
@@ -203,7 +203,7 @@ def _straggler(
     """Seconds of the slowest replica at every index, and of the busiest worker's compute."""
     times, compute = [], []
     for packs in windows:
-        found = scheme_figures(packs, setting, scheme)
+        found = scheme_seconds(packs, setting, scheme)
         if found is None:
             return None
         spread = setting.parallelism
@@ -248,7 +248,7 @@ def end_to_end(
             )
             seconds = []
             for packs in windows[:3]:
-                figures: SchemeFigures | None = scheme_figures(packs, setting, scheme)
+                figures: WindowSeconds | None = scheme_seconds(packs, setting, scheme)
                 assert figures is not None
                 seconds.append(figures.step(setting).lockstep_seconds)
             rates[name] = 1 / float(np.mean(seconds)) / spread.ranks

@@ -24,7 +24,8 @@ from libra.extras import check_installed
 from libra.plan.head_groups import cut_heads
 from libra.plan.place_ulysses import check_ulysses
 from libra.plan.plan_pool import head_shards
-from libra.simulate.windows import Packing, WindowReader
+from libra.simulate.stream_packing import Packing
+from libra.simulate.windows import WindowReader
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 DTYPES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}

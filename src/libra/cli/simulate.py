@@ -25,6 +25,7 @@ from libra.cli.simulate_table import print_study
 from libra.config import PoolConfig
 from libra.corpus import Format, load_lengths
 from libra.corpus.read import STDIN
+from libra.cost.attention_time import AttentionTime
 from libra.cost.description import describe, preset
 from libra.cost.models import MODELS, Model
 from libra.cost.parallelism import Parallelism, Recompute
@@ -32,10 +33,11 @@ from libra.cost.published import cluster_table
 from libra.data.lengths import check_count
 from libra.data.packing import LongerCut
 from libra.plan.head_groups import cut_heads
-from libra.simulate.figures import Candidate
+from libra.simulate.predict import Setting
+from libra.simulate.replay_window import Candidate
 from libra.simulate.results import Study, study_json
+from libra.simulate.stream_packing import Packing
 from libra.simulate.study import StudyConfig, run_study
-from libra.simulate.windows import Packing
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 Sizes = Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")]
@@ -220,16 +222,17 @@ def make_study(options: SimulateOptions) -> StudyConfig:
     if options.config.placement == "ulysses":
         raise ValueError("placement='ulysses' has no pools to choose; it is compared anyway")
     candidates = _candidates(options, spread, model)
+    table = cluster_table(cluster, model.heads(tp=spread.tp), options.kernels)
+    config = cluster.with_nodes(options.config, tp=spread.tp)
     return StudyConfig(
         source=options.lengths,
-        model=model,
-        cluster=cluster,
-        parallelism=spread,
-        table=cluster_table(cluster, model.heads(tp=spread.tp), options.kernels),
-        candidates=candidates,
-        config=cluster.with_nodes(options.config, tp=spread.tp).replace(
-            pool_size=candidates[0].pool_size
+        setting=Setting(
+            model=model,
+            parallelism=spread,
+            time=AttentionTime(cluster=cluster, table=table, tp=spread.tp),
+            config=config.replace(pool_size=candidates[0].pool_size),
         ),
+        candidates=candidates,
         format=options.format,
         column=options.column,
         tokenizer=options.tokenizer,

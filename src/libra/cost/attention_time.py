@@ -42,6 +42,23 @@ class PoolTimelines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCost:
+    """One layer's attention of one pool: seconds of a pass, bytes of a worker."""
+
+    forward_seconds: float
+    """Until the pool's last worker has all its results."""
+    backward_seconds: float
+    compute_seconds: float
+    """Attention of the busiest worker in both passes."""
+    mean_compute_seconds: float
+    """The same of the mean worker."""
+    kept_bytes: float
+    """Most bytes that a worker keeps of others, or for them, until the backward."""
+    workspace_bytes: float
+    """Most bytes that a worker allocates for one call at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTime:
     """Times a plan on a cluster: kernel segments by a table, exchanges by the plan's own bytes."""
 
@@ -76,25 +93,18 @@ class AttentionTime:
         forward, backward = map(play, DIRECTIONS)
         return PoolTimelines(forward=forward, backward=backward, traffic=traffic)
 
-    def __call__(self, plan: PoolPlan) -> dict[str, float]:
-        """Figures of one plan and layer, in seconds and bytes.
-
-        `forward_seconds`, `backward_seconds`: until the pool's last worker has all its results.
-        `compute_seconds`: attention of the busiest worker in both passes.
-        `mean_compute_seconds`: the same of the mean worker.
-        `kept_bytes`: most bytes that a worker keeps of others, or for them, until the backward.
-        `workspace_bytes`: most bytes that a worker allocates for one call at a time.
-        """
+    def __call__(self, plan: PoolPlan) -> AttentionCost:
+        """Seconds and bytes of one plan and layer."""
         lines, memory = self.timelines(plan), pool_memory(plan)
         compute = lines.forward.compute + lines.backward.compute
-        return {
-            "forward_seconds": lines.forward.makespan,
-            "backward_seconds": lines.backward.makespan,
-            "compute_seconds": float(compute.max()),
-            "mean_compute_seconds": float(compute.mean()),
-            "kept_bytes": float(memory.kept.max()),
-            "workspace_bytes": float(memory.workspace.max()),
-        }
+        return AttentionCost(
+            forward_seconds=lines.forward.makespan,
+            backward_seconds=lines.backward.makespan,
+            compute_seconds=float(compute.max()),
+            mean_compute_seconds=float(compute.mean()),
+            kept_bytes=float(memory.kept.max()),
+            workspace_bytes=float(memory.workspace.max()),
+        )
 
 
 def attend_seconds(

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from libra.cost.parallelism import Parallelism
 from libra.cost.pipeline import ScheduleName
 from libra.data.packing import Packs
-from libra.data.pools import make_pools
-from libra.plan.plan_pool import plan_pool
-from libra.simulate.predict import SchemeFigures, Setting, ideal_figures, scheme_figures
+from libra.simulate.predict import Setting, WindowSeconds, ideal_seconds, scheme_seconds
 from libra.simulate.results import MicrobatchTimes, PipelineResult, SchemeResult, WorkerLoads
 from libra.simulate.schemes import PREDICTED, SCHEMES
 
@@ -29,26 +27,34 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def compare_schemes(
-    windows: Sequence[Packs], setting: Setting, progress: Progress
-) -> dict[str, list[SchemeFigures]]:
-    """Figures of every scheme in every window; schemes that can't be planned are missing."""
-    found: dict[str, list[SchemeFigures]] = {}
+    windows: Sequence[Packs],
+    libra: Sequence[WindowSeconds],
+    setting: Setting,
+    progress: Progress,
+) -> dict[str, list[WindowSeconds]]:
+    """Every scheme in every window; schemes that can't be planned are missing.
+
+    `libra` is known from the replay: the candidate that `setting` has, in the same windows.
+    """
+    found: dict[str, list[WindowSeconds]] = {}
     total = len(PREDICTED) * len(windows)
     for i, (scheme, n) in enumerate((s, n) for s in PREDICTED for n in range(len(windows))):
         progress("comparing schemes", i, total)
-        figures: SchemeFigures | None
-        if scheme == "ideal":  # follows from Ulysses, which comes first
-            figures = ideal_figures(found["ulysses"][n], windows[n].tokens, setting)
+        seconds: WindowSeconds | None
+        if scheme == "libra":
+            seconds = libra[n]
+        elif scheme == "ideal":  # follows from Ulysses, which comes first
+            seconds = ideal_seconds(found["ulysses"][n], windows[n].tokens, setting)
         else:
-            figures = scheme_figures(windows[n], setting, scheme)
-        if figures is not None:
-            found.setdefault(scheme, []).append(figures)
+            seconds = scheme_seconds(windows[n], setting, scheme)
+        if seconds is not None:
+            found.setdefault(scheme, []).append(seconds)
     progress("comparing schemes", total, total)
     return found
 
 
 def scheme_results(
-    schemes: Mapping[str, Sequence[SchemeFigures]], setting: Setting
+    schemes: Mapping[str, Sequence[WindowSeconds]], setting: Setting
 ) -> tuple[SchemeResult, ...]:
     """Step times, split: attention that the slowest pool computes, what else it waits for in
     attention, and all that is not attention.
@@ -74,7 +80,7 @@ def scheme_results(
 
 
 def _step_parts(
-    figures: SchemeFigures, setting: Setting
+    figures: WindowSeconds, setting: Setting
 ) -> tuple[float, float, float, float, float]:
     """Seconds of one window: its step, the attention of its slowest replica, the part of that
     which is computed, and one layer's attention at the slowest and at the mean index.
@@ -103,14 +109,10 @@ def _step_parts(
 def worker_loads(packs: Packs, setting: Setting) -> WorkerLoads:
     """Load of each worker of the first pool of a window, before and after."""
     size, dp = setting.config.pool_size, setting.parallelism.dp
-    members = make_pools(packs.workloads, size, dp // size, order="index")[0]
-    plan = plan_pool(
-        [packs.cu_seqlens(int(pack)) for pack in members],
-        cp_size=setting.parallelism.cp,
-        config=setting.config,
-        heads=setting.heads,
-        tokens=packs.tokens,
-    )
+    # VRSP fills the first pool with the heaviest pack first.
+    in_order = replace(SCHEMES["libra"], order="index")
+    pool = in_order.pools(packs.workloads, size, dp // size)[0]
+    plan = setting.plan(packs, pool.tolist(), setting.config)
     mean = max(float(plan.load.mean()), 1.0)
     # Ulysses shares a pack equally in its group.
     groups = plan.home_load.reshape(size, -1).mean(axis=1)
@@ -123,7 +125,7 @@ def worker_loads(packs: Packs, setting: Setting) -> WorkerLoads:
 
 
 def microbatch_times(
-    schemes: Mapping[str, Sequence[SchemeFigures]], setting: Setting
+    schemes: Mapping[str, Sequence[WindowSeconds]], setting: Setting
 ) -> MicrobatchTimes:
     """Histogram of the attention seconds of a microbatch in one layer, both passes."""
     spread = setting.parallelism
@@ -144,7 +146,7 @@ def microbatch_times(
 
 
 def pipeline_results(
-    schemes: Mapping[str, Sequence[SchemeFigures]], setting: Setting
+    schemes: Mapping[str, Sequence[WindowSeconds]], setting: Setting
 ) -> tuple[PipelineResult, ...]:
     """Bubble shares of every schedule at the cluster's stages; without any, at 2, 4 and 8."""
     stages = _STAGES if setting.parallelism.pp == 1 else (setting.parallelism.pp,)

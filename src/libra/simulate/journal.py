@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from libra.simulate.figures import WindowFigures
-from libra.simulate.window import WindowTask
+from libra.simulate.replay_window import WindowReplay, WindowTask
 
-_KIND: Final = "libra replay 1"
+_KIND: Final = "libra replay 2"
 
 
 class Journal:
@@ -32,7 +31,7 @@ class Journal:
         if self._file.tell() == 0:
             self._write(head)
 
-    def find(self, task: WindowTask) -> WindowFigures | None:
+    def find(self, task: WindowTask) -> WindowReplay | None:
         """The figures that the journal has; ValueError where they are of another corpus."""
         key = _key(task)
         if key not in self._known:
@@ -43,11 +42,11 @@ class Journal:
                 f"{self._path}: window {task.window} of the journal has other packs than the "
                 "corpus; remove the journal or name another"
             )
-        return WindowFigures.from_dict(figures)
+        return WindowReplay.from_json(figures)
 
-    def add(self, task: WindowTask, figures: WindowFigures) -> None:
+    def add(self, task: WindowTask, figures: WindowReplay) -> None:
         """Write one window down, at once."""
-        line = {"task": _key(task), "digest": task.digest(), "figures": figures.as_dict()}
+        line = {"task": _key(task), "digest": task.digest(), "figures": figures.as_json()}
         self._write(line)
 
     def close(self) -> None:
@@ -71,7 +70,7 @@ class Journal:
                 entry = json.loads(line)
                 if number > 1:
                     window, pool, block, shards = map(int, entry["task"])
-                    WindowFigures.from_dict(entry["figures"])  # fails here if it ever does
+                    WindowReplay.from_json(entry["figures"])  # fails here if it ever does
                     self._known[window, pool, block, shards] = (entry["digest"], entry["figures"])
                     continue
                 kind, settings = entry["kind"], entry["settings"]

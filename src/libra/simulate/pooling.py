@@ -24,7 +24,7 @@ from libra.data.pools import (
     pool_loads,
     refine_pools,
 )
-from libra.simulate.results import PoolingPoint
+from libra.simulate.results import CorpusSummary, PackSummary, PoolingPoint
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -33,6 +33,19 @@ _CURVE_WINDOWS: Final = 500
 """Most windows that `pooling_points` groups, spread over the corpus."""
 _BOUND_WINDOWS: Final = 50
 """Most of those for which the bound is computed, which takes longest."""
+
+
+def summarise_packs(workloads: FloatArray, corpus: CorpusSummary, tokens: int) -> PackSummary:
+    """How unequal packs of `tokens` tokens are; `workloads` [windows, GBS]."""
+    packs = workloads.ravel()
+    mean = max(float(packs.mean()), 1.0)
+    means = np.maximum(workloads.mean(axis=1), 1.0)
+    return PackSummary(
+        quantiles=tuple((np.percentile(packs, np.arange(101)) / mean).tolist()),
+        cv=variation(packs),
+        heaviest=float((workloads.max(axis=1) / means).mean()),
+        padding_share=corpus.padding_tokens / (tokens * packs.size),
+    )
 
 
 def pooling_points(workloads: FloatArray, *, seed: int) -> tuple[PoolingPoint, ...]:

@@ -1,26 +1,29 @@
-"""Predicted attention seconds of one layer, for every scheme, on one window.
+"""Predicted attention seconds of one layer on one window of packs, for every scheme.
+
+    window ──> pools (schemes.py) ──> plan_pool ──> AttentionTime ──> WindowSeconds ──> step
 
 All schemes but Ulysses, WLB and the ideal use the placement of the configuration given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from libra.baselines.wlb import MOST_TOKENS, pack_by_cost
 from libra.config import HeadShape, PoolConfig, ulysses_beside
-from libra.cost.attention_time import AttentionTime
+from libra.cost.attention_time import AttentionCost, AttentionTime
 from libra.cost.microbatch import layer_seconds
 from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
 from libra.cost.step import StepSeconds, step_seconds
 from libra.data.packing import Packs
 from libra.plan.plan_pool import plan_pool
+from libra.plan.pool_plan import PoolPlan
 from libra.simulate.schemes import PREDICTED, Scheme, find_scheme
 
 FloatArray = NDArray[np.float64]
@@ -32,13 +35,13 @@ _MOST_PLANNED: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all schemes share."""
+    """Everything that schemes and candidates share."""
 
     model: Model
     parallelism: Parallelism
     time: AttentionTime
     config: PoolConfig
-    """Libra's; P, B and H are the ones to compare."""
+    """Libra's configuration; a candidate has its own P, B and H."""
 
     most_tokens: float = MOST_TOKENS
     """Most tokens of a pack that WLB style packing makes, over L."""
@@ -48,29 +51,60 @@ class Setting:
         """Heads of one tensor-parallel rank."""
         return self.model.heads(tp=self.parallelism.tp)
 
+    def plan(self, packs: Packs, pool: Iterable[int], config: PoolConfig) -> PoolPlan:
+        """The plan of the packs with these numbers, as one pool."""
+        return plan_pool(
+            [packs.cu_seqlens(pack) for pack in pool],
+            cp_size=self.parallelism.cp,
+            config=config,
+            heads=self.heads,
+            tokens=packs.tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SchemeFigures:
-    """One layer's attention in every pool of a window, in the order of emission, seconds.
+class WindowSeconds:
+    """One layer's attention in every pool of a window, in the order of emission, in seconds.
 
     Without pools a pack is a pool of its own.
     """
 
     forward: FloatArray
-    """Until the pool's slowest worker has all that it gets, [pools]."""
+    """Until the pool's slowest worker has all its results, [pools]."""
     backward: FloatArray
+    """The same of the backward pass, [pools]."""
     compute: FloatArray
-    """Both passes' attention of the busiest worker."""
+    """Attention of the busiest worker in both passes, [pools]."""
     linear: FloatArray
-    """Tokens of the pool's packs over L."""
+    """Tokens of the pool's packs over L, [pools]."""
     pool_size: int
+    """Replicas of a pool."""
+
+    @staticmethod
+    def of_pools(
+        costs: Sequence[AttentionCost], *, pool_size: int = 1, linear: ArrayLike = 1.0
+    ) -> WindowSeconds:
+        """From the cost of every pool."""
+        return WindowSeconds(
+            forward=np.array([each.forward_seconds for each in costs]),
+            backward=np.array([each.backward_seconds for each in costs]),
+            compute=np.array([each.compute_seconds for each in costs]),
+            linear=np.broadcast_to(np.asarray(linear, dtype=np.float64), len(costs)),
+            pool_size=pool_size,
+        )
+
+    @property
+    def exposed_share(self) -> float:
+        """Share of both passes in which the busiest workers of the pools do not compute."""
+        spent = float(self.forward.sum() + self.backward.sum())
+        return 1 - float(self.compute.sum()) / spent if spent else 0.0
 
     def replicas(self, values: FloatArray, parallelism: Parallelism) -> FloatArray:
-        """One of these figures for each microbatch of a step, [GA, DP]."""
+        """`values` [pools] for each microbatch of a step, [GA, DP]."""
         shape = (parallelism.microbatches, parallelism.dp)
         return np.repeat(values, self.pool_size).reshape(shape)
 
-    def take(self, chosen: IntArray) -> SchemeFigures:
+    def take(self, chosen: IntArray) -> WindowSeconds:
         """Those of some pools, in the order given and as often as named."""
         return replace(
             self,
@@ -81,7 +115,7 @@ class SchemeFigures:
         )
 
     def step(self, setting: Setting) -> StepSeconds:
-        """The step that these pools make."""
+        """The optimizer step that these pools make."""
         spread = setting.parallelism
         return step_seconds(
             setting.model,
@@ -94,7 +128,7 @@ class SchemeFigures:
         )
 
 
-def scheme_figures(packs: Packs, setting: Setting, key: str) -> SchemeFigures | None:
+def scheme_seconds(packs: Packs, setting: Setting, key: str) -> WindowSeconds | None:
     """One scheme on one window of GBS packs; None where its pools are too large to plan.
 
     Raises ValueError for an unknown scheme, and for a window or configuration that doesn't fit.
@@ -105,24 +139,31 @@ def scheme_figures(packs: Packs, setting: Setting, key: str) -> SchemeFigures | 
             f"a window of {len(packs)} packs for global_batch={setting.parallelism.global_batch}"
         )
     if scheme.packing == "by-cost":
-        return _repacked(packs, setting)
+        return _repacked_seconds(packs, setting)
     if scheme.placement == "tiles":
-        return _pooled(packs, setting, scheme)
-    ulysses = ulysses_figures(packs, setting)
+        return _pooled_seconds(packs, setting, scheme)
+    ulysses = ulysses_seconds(packs, setting)
     if scheme.placement == "ideal":
-        return ideal_figures(ulysses, packs.tokens, setting)
+        return ideal_seconds(ulysses, packs.tokens, setting)
     return ulysses
 
 
-def ulysses_figures(packs: Packs, setting: Setting) -> SchemeFigures:
-    """Every pack on its own CP group, any number of packs."""
-    return _figures([ulysses_seconds(lengths, packs.tokens, setting) for lengths in packs])
+def ulysses_seconds(packs: Packs, setting: Setting) -> WindowSeconds:
+    """Every pack on its own CP group, for any number of packs."""
+    return WindowSeconds.of_pools([_ulysses_cost(each, packs.tokens, setting) for each in packs])
 
 
-def ulysses_seconds(lengths: IntArray, tokens: int, setting: Setting) -> dict[str, float]:
-    """Attention of one pack on its own CP group; figures of `AttentionTime`."""
+def _ulysses_cost(lengths: IntArray, tokens: int, setting: Setting) -> AttentionCost:
+    """Attention of one pack of `tokens` tokens, padding included, on its own CP group."""
     if not len(lengths):
-        return dict.fromkeys((*_FIGURES, "mean_compute_seconds"), 0.0)
+        return AttentionCost(
+            forward_seconds=0.0,
+            backward_seconds=0.0,
+            compute_seconds=0.0,
+            mean_compute_seconds=0.0,
+            kept_bytes=0.0,
+            workspace_bytes=0.0,
+        )
     plan = plan_pool(
         [np.append(0, np.cumsum(lengths))],
         cp_size=setting.parallelism.cp,
@@ -133,29 +174,31 @@ def ulysses_seconds(lengths: IntArray, tokens: int, setting: Setting) -> dict[st
     return setting.time(plan)
 
 
-def _repacked(packs: Packs, setting: Setting) -> SchemeFigures:
+def _repacked_seconds(packs: Packs, setting: Setting) -> WindowSeconds:
     """The window's samples packed again by cost, each pack on its own CP group."""
     tokens, cp = packs.tokens, setting.parallelism.cp
-    one = ulysses_seconds(np.array([tokens]), tokens, setting)["mean_compute_seconds"]
-    a_key = one / tokens**2  # a query and key of a sample of l tokens, of which there are l^2
-    linear = layer_seconds(setting.model, setting.parallelism, setting.time.cluster)
-    a_token = (linear.forward + linear.backward) / tokens
+    # A sample of l tokens costs l^2 query-key pairs and l tokens of the linear layers.  Their
+    # prices are taken from one sample that fills a pack.
+    whole = _ulysses_cost(np.array([tokens]), tokens, setting)
+    a_pair = whole.mean_compute_seconds / tokens**2
+    layer = layer_seconds(setting.model, setting.parallelism, setting.time.cluster)
+    a_token = (layer.forward + layer.backward) / tokens
     packed = pack_by_cost(
         packs.lengths,
         len(packs),
         int(setting.most_tokens * tokens),
-        linear_tokens=a_token / a_key,
+        linear_tokens=a_token / a_pair,
     )
-    held = [packs.lengths[pack] for pack in packed]
-    ends = np.array([lengths.sum() for lengths in held])
-    found = [
-        ulysses_seconds(lengths, -(-int(end) // cp) * cp, setting)
-        for lengths, end in zip(held, ends, strict=True)
+    lengths = [packs.lengths[pack] for pack in packed]
+    ends = np.array([pack.sum() for pack in lengths])
+    costs = [
+        _ulysses_cost(pack, -(-int(end) // cp) * cp, setting)  # padded to a multiple of cp
+        for pack, end in zip(lengths, ends, strict=True)
     ]
-    return _figures(found, linear=ends / tokens)
+    return WindowSeconds.of_pools(costs, linear=ends / tokens)
 
 
-def ideal_figures(ulysses: SchemeFigures, tokens: int, setting: Setting) -> SchemeFigures:
+def ideal_seconds(ulysses: WindowSeconds, tokens: int, setting: Setting) -> WindowSeconds:
     """The work of Ulysses, whose workers share a pack equally, spread over all; nothing moves."""
     compute = np.full_like(ulysses.compute, ulysses.compute.mean())
     heads = max(1, setting.heads.q // setting.parallelism.cp)
@@ -169,41 +212,14 @@ def ideal_figures(ulysses: SchemeFigures, tokens: int, setting: Setting) -> Sche
     )
 
 
-def _pooled(packs: Packs, setting: Setting, scheme: Scheme) -> SchemeFigures | None:
+def _pooled_seconds(packs: Packs, setting: Setting, scheme: Scheme) -> WindowSeconds | None:
     """Pools of several replicas.  Without overlap the same chunks run one after the other."""
     parallelism = setting.parallelism
     size = scheme.pool_size(setting.config.pool_size, parallelism.dp)
     if size * parallelism.cp > _MOST_PLANNED:
         return None
-    pools = scheme.pools(packs.workloads, size, parallelism.dp // size)
     time = replace(setting.time, overlap=scheme.overlap)
     config = setting.config.replace(pool_size=size)
-    found = [
-        time(
-            plan_pool(
-                [packs.cu_seqlens(pack) for pack in pool],
-                cp_size=parallelism.cp,
-                config=config,
-                heads=setting.heads,
-                tokens=packs.tokens,
-            )
-        )
-        for pool in pools.tolist()
-    ]
-    return _figures(found, pool_size=size)
-
-
-_FIGURES: Final = ("forward_seconds", "backward_seconds", "compute_seconds")
-
-
-def _figures(
-    found: Sequence[Mapping[str, float]], *, pool_size: int = 1, linear: FloatArray | None = None
-) -> SchemeFigures:
-    forward, backward, compute = (np.array([each[name] for each in found]) for name in _FIGURES)
-    return SchemeFigures(
-        forward=forward,
-        backward=backward,
-        compute=compute,
-        linear=np.ones(len(found)) if linear is None else linear,
-        pool_size=pool_size,
-    )
+    pools = scheme.pools(packs.workloads, size, parallelism.dp // size)
+    costs = [time(setting.plan(packs, pool, config)) for pool in pools.tolist()]
+    return WindowSeconds.of_pools(costs, pool_size=size)

@@ -1,11 +1,23 @@
-"""Which candidate to take: the least predicted step that fits the memory, and which ones trail."""
+"""The advice of a study: the candidate to take, those that trail it, and warnings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from libra.config import PoolConfig
-from libra.simulate.results import CandidateResult, Recommendation, SchemeResult, Trailing
+from libra.simulate.predict import Setting
+from libra.simulate.results import (
+    CandidateResult,
+    CorpusSummary,
+    Recommendation,
+    SchemeResult,
+    Trailing,
+)
+
+FloatArray = NDArray[np.float64]
 
 
 def rank_candidates(candidates: Sequence[CandidateResult]) -> list[int]:
@@ -103,3 +115,31 @@ def config_line(candidate: CandidateResult, config: PoolConfig) -> str:
         if name in always or getattr(chosen, name) != getattr(default, name)
     ]
     return f"libra.PoolConfig({', '.join(shown)})"
+
+
+def find_warnings(
+    corpus: CorpusSummary, workloads: FloatArray, setting: Setting
+) -> tuple[str, ...]:
+    """Sentences that a reader should know before believing the figures."""
+    found, spread, config = [], setting.parallelism, setting.config
+    if corpus.dropped_samples:
+        share = corpus.dropped_tokens / corpus.tokens
+        found.append(
+            f"{corpus.dropped_samples:,} samples longer than {spread.tokens:,} tokens were "
+            f"dropped, {share:.1%} of all tokens; longer='cut' keeps them in pieces"
+        )
+    if corpus.cut_samples:
+        found.append(f"{corpus.cut_samples:,} samples were cut because they are longer than a pack")
+    if corpus.padding_tokens > 0.05 * workloads.size * spread.tokens:
+        found.append("more than 5% of all packs is padding; a larger buffer packs tighter")
+    if corpus.windows < 4:
+        found.append(f"the corpus fills {corpus.windows} window(s) only: figures may be luck")
+    if config.placement == "paper":
+        mean = float(workloads.mean()) / spread.tokens**2
+        tile = 2 * config.block_size * spread.cp / (config.head_shards * spread.tokens * mean)
+        if tile > 1 + config.tolerance:
+            found.append(
+                f"the largest tile is {tile:.2f} of a worker's share: no placement of whole tiles "
+                "can balance; choose a smaller block_size or more head_shards"
+            )
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""Replaying a corpus: the run time's own placement and planner over its windows, by candidate.
+"""Replaying a corpus: the runtime's own placement and planner over its windows, by candidate.
 
     windows ──> VRSP, refinement, order ──> plan_pool for every pool ──> figures
                  once a candidate            libra.plan, as in training
@@ -14,59 +14,69 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from libra.config import HeadShape, PoolConfig
+import numpy as np
+
 from libra.data.lengths import check_count
 from libra.data.packing import Packs
-from libra.data.pools import PackPlacement, PoolOrder
 from libra.plan.head_groups import cut_heads
 from libra.plan.place_ulysses import check_ulysses
 from libra.plan.plan_pool import head_shards
-from libra.plan.pool_plan import PoolPlan
-from libra.simulate.figures import Candidate, CandidateFigures, WindowFigures, summarise
 from libra.simulate.journal import Journal
-from libra.simulate.sample import WindowSample, every_window
-from libra.simulate.window import WindowTask, replay_window
+from libra.simulate.predict import Setting
+from libra.simulate.replay_window import (
+    WINDOW_FIGURES,
+    Candidate,
+    WindowReplay,
+    WindowTask,
+    replay_window,
+)
+from libra.simulate.sample import Estimate, WindowSample, estimate, every_window
+from libra.simulate.schemes import SCHEMES, Scheme
 
-__all__ = ["Candidate", "CandidateFigures", "replay"]
-
-Measure = Callable[[PoolPlan], Mapping[str, float]]
 Progress = Callable[[int, int | None], None]
+Found = dict[Candidate, dict[int, WindowReplay]]
 
 _WAITING: Final = 4
-"""Tasks handed out per process: none idles, and few windows are held."""
+"""Tasks submitted per process: no process idles, and few windows are held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateReplay:
+    """One candidate on the corpus."""
+
+    candidate: Candidate
+    windows: tuple[WindowReplay, ...]
+    """Each window that was replayed, in corpus order."""
+    estimates: Mapping[str, Estimate]
+    """Every figure of windows and pools by its name: means over windows, and over the pools of a
+    window where they are a pool's; `most` is over all pools.
+    """
 
 
 def replay(
     windows: Iterable[Packs],
     candidates: Sequence[Candidate],
+    setting: Setting,
     *,
-    cp_size: int,
-    heads: HeadShape,
-    config: PoolConfig | None = None,
-    dp_size: int | None = None,
-    pack_placement: PackPlacement = "vrsp",
-    refine: bool = True,
-    order: PoolOrder = "grouped",
+    scheme: Scheme = SCHEMES["libra"],
     sample: WindowSample | None = None,
-    measure: Measure | None = None,
     workers: int = 1,
     progress: Progress | None = None,
     journal: Path | None = None,
-) -> list[CandidateFigures]:
-    """Replay every candidate over all windows, or those of `sample`; figures in candidate order.
+) -> list[CandidateReplay]:
+    """Replay every candidate over all windows, or those of `sample`; results in candidate order.
 
     `windows` gives the GBS packs of each optimizer step, as `WindowReader` does, and is read once;
-    no more than a few are held.  `config` has the settings that candidates don't; `pack_placement`,
-    `refine` and `order` are `PoolSampler`'s.  `dp_size` None runs a window as one
-    gradient-accumulation index.  Nodes follow `config.ranks_per_node`.
+    no more than a few are held.  `setting.config` has the settings that candidates don't, and
+    `scheme` groups packs into pools.
 
-    `measure` is called with every plan and adds figures of its own to those of the pool; its names
-    must not be taken.  With several `workers` it is sent to other processes: a module's function or
-    an instance of a module's class, with a `repr` that tells its settings.  These processes import
-    the main script again, so a script keeps its work under `if __name__ == "__main__"`.
+    Several `workers` are processes.  They import the main script again, so a script keeps its work
+    under `if __name__ == "__main__"`.
 
     `progress` is called with the tasks done and those in all (None while their number is unknown).
     `journal` is a file of JSON lines, made where it doesn't exist; what it has is not done again.
@@ -74,62 +84,49 @@ def replay(
     Raises ValueError for a candidate that doesn't fit, naming it, for no candidate or window, a
     sample of windows that don't exist, and a journal of other settings or another corpus.
     """
-    settings = config if config is not None else PoolConfig()
-    chosen = _check_candidates(candidates, cp_size, heads, settings, dp_size)
+    _check_candidates(candidates, setting)
     check_count("workers", workers)
-    common: dict[str, Any] = {
-        "cp_size": cp_size,
-        "heads": heads,
-        "dp_size": dp_size,
-        "placement": pack_placement,
-        "refine": refine,
-        "order": order,
-        "measure": measure,
-    }
-
-    def tasks() -> Iterator[WindowTask]:
-        for index, packs in _wanted(windows, sample):
-            for candidate, _ in chosen:
-                _check_window(len(packs), candidate, dp_size)
-            for candidate, full in chosen:
-                yield WindowTask(
-                    window=index,
-                    tokens=packs.tokens,
-                    lengths=packs.lengths,
-                    offsets=packs.offsets,
-                    candidate=candidate,
-                    config=full,
-                    **common,
-                )
-
-    found: dict[tuple[Candidate, int], WindowFigures] = {}
-    total = _total(windows, sample, len(chosen))
-    record = None if journal is None else Journal(journal, _identity(settings, common))
-    try:
-        for task, figures in _run(tasks(), workers, record):
-            found[task.candidate, task.window] = figures
+    total = _count_tasks(windows, sample, len(candidates))
+    tasks = _make_tasks(windows, candidates, setting, scheme, sample)
+    found: Found = {candidate: {} for candidate in candidates}
+    done = 0
+    with ExitStack() as stack:
+        record = None
+        if journal is not None:
+            record = Journal(journal, _identity(setting, scheme))
+            stack.callback(record.close)
+        for task, result in _run(tasks, workers, record):
+            found[task.candidate][task.window] = result
+            done += 1
             if progress is not None:
-                progress(len(found), total)
-    finally:
-        if record is not None:
-            record.close()
-    seen = sorted({window for _, window in found})
-    if not seen:
-        raise ValueError("there is no window: the corpus is smaller than one global batch")
-    used = every_window(len(seen)) if sample is None else sample
-    if seen != used.windows.tolist():
-        missing = sorted(set(used.windows.tolist()) - set(seen))
-        raise ValueError(f"the sample wants window {missing[0]}, which the corpus does not have")
-    return [
-        summarise(candidate, [found[candidate, window] for window in seen], used)
-        for candidate, _ in chosen
-    ]
+                progress(done, total)
+    return _summarise(found, sample)
+
+
+def _make_tasks(
+    windows: Iterable[Packs],
+    candidates: Sequence[Candidate],
+    setting: Setting,
+    scheme: Scheme,
+    sample: WindowSample | None,
+) -> Iterator[WindowTask]:
+    """One task for each window and candidate, windows in corpus order."""
+    for index, packs in _wanted(windows, sample):
+        if len(packs) != setting.parallelism.global_batch:
+            raise ValueError(
+                f"window {index} has {len(packs)} packs; they must be as many as "
+                f"global_batch={setting.parallelism.global_batch}"
+            )
+        for candidate in candidates:
+            yield WindowTask(
+                window=index, packs=packs, candidate=candidate, setting=setting, scheme=scheme
+            )
 
 
 def _run(
     tasks: Iterator[WindowTask], workers: int, record: Journal | None
-) -> Iterator[tuple[WindowTask, WindowFigures]]:
-    """Figures of every task, in the order in which they are known."""
+) -> Iterator[tuple[WindowTask, WindowReplay]]:
+    """Results of every task, in the order in which they are known."""
     if workers == 1:
         for task in tasks:
             known = record.find(task) if record is not None else None
@@ -137,7 +134,7 @@ def _run(
         return
     # Forked processes would inherit locks of threads that they don't have.
     executor = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-    running: dict[Future[WindowFigures], WindowTask] = {}
+    running: dict[Future[WindowReplay], WindowTask] = {}
     try:
         for task in tasks:
             known = record.find(task) if record is not None else None
@@ -154,69 +151,77 @@ def _run(
 
 
 def _finished(
-    running: dict[Future[WindowFigures], WindowTask], record: Journal | None
-) -> Iterator[tuple[WindowTask, WindowFigures]]:
-    """Wait for at least one task; all that are done."""
+    running: dict[Future[WindowReplay], WindowTask], record: Journal | None
+) -> Iterator[tuple[WindowTask, WindowReplay]]:
+    """Wait for at least one task; remove all that are done, and yield their results."""
     done, _ = wait(running, return_when=FIRST_COMPLETED)
     for future in done:
         task = running.pop(future)
         try:
-            figures = future.result()
+            result = future.result()
         except BrokenProcessPool as error:
             raise RuntimeError(
                 "a process of the replay died, for want of memory perhaps; use fewer workers, and "
                 "a journal to keep what is done"
             ) from error
-        yield task, _kept(task, figures, record)
+        yield task, _kept(task, result, record)
 
 
-def _kept(task: WindowTask, figures: WindowFigures, record: Journal | None) -> WindowFigures:
+def _kept(task: WindowTask, result: WindowReplay, record: Journal | None) -> WindowReplay:
     if record is not None:
-        record.add(task, figures)
-    return figures
+        record.add(task, result)
+    return result
 
 
-def _check_candidates(
-    candidates: Sequence[Candidate],
-    cp_size: int,
-    heads: HeadShape,
-    config: PoolConfig,
-    dp_size: int | None,
-) -> list[tuple[Candidate, PoolConfig]]:
-    """Candidates with their whole configurations; ValueError for one that can't be planned."""
-    check_count("cp_size", cp_size)
-    if dp_size is not None:
-        check_count("dp_size", dp_size)
+def _summarise(found: Found, sample: WindowSample | None) -> list[CandidateReplay]:
+    """Estimates for the corpus from the windows of every candidate, which are the same."""
+    seen = sorted(next(iter(found.values())))
+    if not seen:
+        raise ValueError("there is no window: the corpus is smaller than one global batch")
+    used = every_window(len(seen)) if sample is None else sample
+    if seen != used.windows.tolist():
+        missing = sorted(set(used.windows.tolist()) - set(seen))
+        raise ValueError(f"the sample wants window {missing[0]}, which the corpus does not have")
+    replays = []
+    for candidate, results in found.items():
+        windows = tuple(results[number] for number in seen)
+        estimates = estimate_figures(windows, used)
+        replays.append(CandidateReplay(candidate=candidate, windows=windows, estimates=estimates))
+    return replays
+
+
+def estimate_figures(windows: Sequence[WindowReplay], sample: WindowSample) -> dict[str, Estimate]:
+    """Estimates of every figure from the windows of `sample`, in the same order."""
+    found = {
+        name: estimate(np.array([getattr(each, name) for each in windows]), sample)
+        for name in WINDOW_FIGURES
+    }
+    columns = [each.pool_values() for each in windows]
+    for name in columns[0]:
+        means = np.array([np.mean(each[name]) for each in columns])
+        most = max(max(each[name]) for each in columns)
+        found[name] = dataclasses.replace(estimate(means, sample), most=most)
+    return found
+
+
+def _check_candidates(candidates: Sequence[Candidate], setting: Setting) -> None:
+    """ValueError for a candidate that can't be planned, or is given twice."""
+    spread = setting.parallelism
     if not candidates:
         raise ValueError("there is no candidate to replay")
-    checked: dict[Candidate, PoolConfig] = {}
+    if len(set(candidates)) < len(candidates):
+        twice = next(each for each in candidates if candidates.count(each) > 1)
+        raise ValueError(f"candidate {twice} is given twice")
     for candidate in candidates:
-        if candidate in checked:
-            raise ValueError(f"candidate {candidate} is given twice")
         try:
-            full = config.replace(**dataclasses.asdict(candidate))
-            if full.placement == "ulysses":
-                check_ulysses(heads, cp_size)
-            cut_heads(heads, head_shards(full, cp_size), full.chunks)
-            if dp_size is not None and dp_size % candidate.pool_size:
-                raise ValueError(f"P does not divide dp_size={dp_size}")
+            config = candidate.config(setting.config)
+            if config.placement == "ulysses":
+                check_ulysses(setting.heads, spread.cp)
+            cut_heads(setting.heads, head_shards(config, spread.cp), config.chunks)
+            if spread.dp % candidate.pool_size:
+                raise ValueError(f"P does not divide dp={spread.dp}")
         except ValueError as error:
             raise ValueError(f"candidate {candidate}: {error}") from error
-        checked[candidate] = full
-    return list(checked.items())
-
-
-def _check_window(packs: int, candidate: Candidate, dp_size: int | None) -> None:
-    """ValueError where a window can't be cut as a candidate wants it."""
-    if packs % candidate.pool_size:
-        raise ValueError(
-            f"candidate {candidate}: a window has {packs} packs (the global batch), and "
-            f"P={candidate.pool_size} does not divide them"
-        )
-    if dp_size is not None and packs % dp_size:
-        raise ValueError(
-            f"dp_size={dp_size} does not divide the {packs} packs of a window (the global batch)"
-        )
 
 
 def _wanted(windows: Iterable[Packs], sample: WindowSample | None) -> Iterator[tuple[int, Packs]]:
@@ -233,26 +238,28 @@ def _wanted(windows: Iterable[Packs], sample: WindowSample | None) -> Iterator[t
             return
 
 
-def _total(windows: Iterable[Packs], sample: WindowSample | None, candidates: int) -> int | None:
-    """Tasks in all, where they can be counted."""
+def _count_tasks(
+    windows: Iterable[Packs], sample: WindowSample | None, candidates: int
+) -> int | None:
+    """Tasks in all; None where windows cannot be counted before they are read."""
     if sample is not None:
         return len(sample.windows) * candidates
     return len(windows) * candidates if isinstance(windows, Sized) else None
 
 
-def _identity(config: PoolConfig, common: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(setting: Setting, scheme: Scheme) -> dict[str, Any]:
     """Everything but candidate and window that figures depend on, as JSON has it."""
-    settings = {
-        name: value
-        for name, value in dataclasses.asdict(config).items()
-        if name not in ("pool_size", "block_size", "head_shards")
-    }
-    measure = common["measure"]
-    plain = getattr(measure, "__qualname__", None)  # the repr of a function has its address
-    named = None if measure is None else f"{measure.__module__}.{plain}" if plain else repr(measure)
     return {
-        **{name: value for name, value in common.items() if name != "measure"},
-        "heads": dataclasses.asdict(common["heads"]),
-        "config": {name: repr(value) for name, value in settings.items()},
-        "measure": named,
+        "cp_size": setting.parallelism.cp,
+        "dp_size": setting.parallelism.dp,
+        "heads": dataclasses.asdict(setting.heads),
+        "placement": scheme.pack_placement,
+        "refine": scheme.refine,
+        "order": scheme.order,
+        "config": {
+            name: repr(value)
+            for name, value in dataclasses.asdict(setting.config).items()
+            if name not in ("pool_size", "block_size", "head_shards")
+        },
+        "time": repr(setting.time),
     }

@@ -33,7 +33,7 @@ from libra.cost.parallelism import Parallelism
 from libra.cost.pipeline import ScheduleName
 from libra.data.packing import LongerCut
 from libra.simulate.sample import Estimate
-from libra.simulate.windows import Packing
+from libra.simulate.stream_packing import Packing
 
 VERSION: Final = 1
 """Version of the JSON format."""
@@ -55,9 +55,12 @@ class LengthBins:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusSummary:
-    """Samples and tokens of the corpus, and what the windows use of them."""
+    """Samples and tokens of the corpus, and how many of them the windows use.
 
-    source: str
+    tokens = those in windows + dropped_tokens + left_over_tokens.
+    """
+
+    source: str = ""
     """The corpus as it was named."""
     samples: int
     """Samples of the corpus, dropped ones included."""
@@ -81,7 +84,7 @@ class CorpusSummary:
     """Tokens at the end of the corpus that fill no window."""
     windows: int
     """Windows of the corpus; one window is the packs of one optimizer step."""
-    windows_replayed: int
+    windows_replayed: int = 0
     """Windows that were replayed for the candidates."""
     histogram: LengthBins
     """Lengths of all samples."""
@@ -199,7 +202,9 @@ class CandidateResult:
     problem: str | None
     """Why the candidate cannot be used; None where it can."""
     estimates: Mapping[str, Estimate]
-    """Every figure of the replay by its name: fields of `WindowFigures` and `PoolFigures`."""
+    """Every figure of the replay by its name: fields of `WindowReplay`, `PoolReplay` and
+    `AttentionCost`.
+    """
 
     @property
     def name(self) -> str:

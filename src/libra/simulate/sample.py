@@ -8,9 +8,8 @@ stratified mean is far surer than one of windows drawn at random.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -94,15 +93,9 @@ class Estimate:
     low: float
     """Lower end of the 95% confidence interval; the mean itself where all windows were seen."""
     high: float
+    """Upper end of the same interval."""
     most: float
-
-    def with_most(self, most: float) -> Estimate:
-        """The same with another largest value."""
-        return replace(self, most=most)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return {"mean": self.mean, "low": self.low, "high": self.high, "most": self.most}
+    """Largest value seen."""
 
 
 def estimate(values: FloatArray, sample: WindowSample) -> Estimate:

@@ -19,11 +19,11 @@ from libra.cost.parallelism import Parallelism
 from libra.data.packing import Packs
 from libra.plan.geometry import spread
 from libra.simulate.predict import (
-    SchemeFigures,
     Setting,
-    ideal_figures,
-    scheme_figures,
-    ulysses_figures,
+    WindowSeconds,
+    ideal_seconds,
+    scheme_seconds,
+    ulysses_seconds,
 )
 from libra.simulate.results import ScalePoint, Scaling
 from libra.simulate.schemes import PREDICTED, SCHEMES
@@ -36,7 +36,7 @@ _COMPARED: Final = ("ulysses", "cluster", "libra", "ideal")
 
 def scale_replicas(
     packs: Packs,
-    known: Mapping[str, SchemeFigures],
+    known: Mapping[str, WindowSeconds],
     setting: Setting,
     progress: Callable[[str, int, int | None], None],
     *,
@@ -77,7 +77,7 @@ def fixed_batch(
     *,
     schemes: Sequence[str] = PREDICTED,
     most: int = 1024,
-    known: Mapping[str, SchemeFigures] | None = None,
+    known: Mapping[str, WindowSeconds] | None = None,
     progress: Callable[[], None] | None = None,
 ) -> list[ScalePoint]:
     """Replicas 1, 2, 4, ... up to `most` that divide the global batch of the setting, on one window
@@ -88,7 +88,7 @@ def fixed_batch(
     """
     batch = setting.parallelism.global_batch
     points = []
-    table: dict[tuple[str, int], SchemeFigures | None] = {
+    table: dict[tuple[str, int], WindowSeconds | None] = {
         (scheme, found.pool_size): found for scheme, found in (known or {}).items()
     }
     for dp in _powers(min(most, batch)):
@@ -100,7 +100,7 @@ def fixed_batch(
         for scheme in schemes:
             key = (scheme, SCHEMES[scheme].pool_size(setting.config.pool_size, dp))
             if key not in table:
-                table[key] = scheme_figures(packs, at, scheme)
+                table[key] = scheme_seconds(packs, at, scheme)
                 if progress is not None:
                     progress()
             found = table[key]
@@ -114,7 +114,7 @@ def weak(
     packs: Packs,
     setting: Setting,
     *,
-    alone: SchemeFigures | None = None,
+    alone: WindowSeconds | None = None,
     most: int = 1024,
     most_packs: int = 4096,
     seed: int = 0,
@@ -141,13 +141,13 @@ def weak(
         at = replace(setting, parallelism=shape)
         window = select_packs(packs, drawn)
         if alone is None:
-            alone = ulysses_figures(packs, at)  # of every pack there is, once
+            alone = ulysses_seconds(packs, at)  # of every pack there is, once
         ulysses = alone.take(drawn)
         rates = {
             "ulysses": ulysses.step(at).tokens_per_second,
-            "ideal": ideal_figures(ulysses, packs.tokens, at).step(at).tokens_per_second,
+            "ideal": ideal_seconds(ulysses, packs.tokens, at).step(at).tokens_per_second,
         }
-        libra = scheme_figures(window, at, "libra")
+        libra = scheme_seconds(window, at, "libra")
         if libra is not None:
             rates["libra"] = libra.step(at).tokens_per_second
         if progress is not None:

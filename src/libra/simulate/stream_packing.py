@@ -1,13 +1,13 @@
-"""Packing a corpus that comes in pieces: the packs of `libra.data.packing`, as soon as they are full.
+"""Packing a corpus as a stream: the packs of `libra.data.packing`, as soon as they are full.
 
-A packer is fed samples in order and gives back whole packs; it holds what the next pack needs and
-no more: less than a pack of tokens in sequence, a buffer of samples and the open pack in best fit.
+A packer takes samples in order and returns whole packs.  It holds no more than the next pack needs:
+less than a pack of tokens in sequence, a buffer of samples and the open pack in best fit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,14 @@ from numpy.typing import NDArray
 from libra.data.packing import Packs, pack_sequential
 
 IntArray = NDArray[np.int64]
+Packing = Literal["sequential", "best-fit"]
+
+DEFAULT_BUFFER: Final = 4096
+"""Samples that best-fit packing chooses from, as in `libra.data.packing.pack_best_fit`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Overlaps:
+class Pieces:
     """Samples, or what packing needs of them, in order; each array [pieces]."""
 
     lengths: IntArray
@@ -27,27 +31,27 @@ class Overlaps:
     starts: IntArray
     """First token in its sample."""
 
-    def __getitem__(self, which: slice | IntArray | NDArray[np.bool_]) -> Overlaps:
-        return Overlaps(self.lengths[which], self.samples[which], self.starts[which])
+    def __getitem__(self, which: slice | IntArray | NDArray[np.bool_]) -> Pieces:
+        return Pieces(self.lengths[which], self.samples[which], self.starts[which])
 
 
-def concat_pieces(parts: list[Overlaps]) -> Overlaps:
+def concat_pieces(parts: list[Pieces]) -> Pieces:
     """`parts` behind each other."""
     if len(parts) == 1:
         return parts[0]
-    return Overlaps(
+    return Pieces(
         np.concatenate([p.lengths for p in parts]),
         np.concatenate([p.samples for p in parts]),
         np.concatenate([p.starts for p in parts]),
     )
 
 
-def no_pieces() -> Overlaps:
-    return Overlaps(*np.empty((3, 0), dtype=np.int64))
+def no_pieces() -> Pieces:
+    return Pieces(*np.empty((3, 0), dtype=np.int64))
 
 
-def cut_longer(pieces: Overlaps, tokens: int) -> Overlaps:
-    """Overlaps of more than `tokens` as pieces of `tokens` and a rest."""
+def cut_longer(pieces: Pieces, tokens: int) -> Pieces:
+    """Pieces of more than `tokens` as pieces of `tokens` and a rest."""
     counts = -(-pieces.lengths // tokens)
     if counts.max(initial=1) == 1:
         return pieces
@@ -55,13 +59,13 @@ def cut_longer(pieces: Overlaps, tokens: int) -> Overlaps:
     number = np.arange(len(whole)) - np.repeat(np.cumsum(counts) - counts, counts)
     offsets = number * tokens
     cut = pieces[whole]
-    return Overlaps(np.minimum(cut.lengths - offsets, tokens), cut.samples, cut.starts + offsets)
+    return Pieces(np.minimum(cut.lengths - offsets, tokens), cut.samples, cut.starts + offsets)
 
 
 class Packer(Protocol):
     """Makes packs of a stream."""
 
-    def feed(self, pieces: Overlaps) -> Packs | None:
+    def feed(self, pieces: Pieces) -> Packs | None:
         """Take pieces; the packs that they complete."""
 
     def finish(self) -> Packs | None:
@@ -73,10 +77,10 @@ class SequentialPacker:
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
-        self._waiting: list[Overlaps] = []
+        self._waiting: list[Pieces] = []
         self._held = 0
 
-    def feed(self, pieces: Overlaps) -> Packs | None:
+    def feed(self, pieces: Pieces) -> Packs | None:
         self._waiting.append(pieces)
         self._held += int(pieces.lengths.sum())
         if self._held < self._tokens:
@@ -98,7 +102,7 @@ class SequentialPacker:
         return None
 
 
-def _after(pieces: Overlaps, tokens: int) -> Overlaps:
+def _after(pieces: Pieces, tokens: int) -> Pieces:
     """What is left of the pieces behind their first `tokens` tokens."""
     ends = np.cumsum(pieces.lengths)
     first = int(np.searchsorted(ends, tokens, side="right"))
@@ -108,7 +112,7 @@ def _after(pieces: Overlaps, tokens: int) -> Overlaps:
     gone = tokens - (int(ends[first]) - int(rest.lengths[0]))
     cut = np.zeros_like(rest.lengths)
     cut[0] = gone
-    return Overlaps(rest.lengths - cut, rest.samples.copy(), rest.starts + cut)
+    return Pieces(rest.lengths - cut, rest.samples.copy(), rest.starts + cut)
 
 
 class BestFitPacker:
@@ -117,12 +121,12 @@ class BestFitPacker:
     def __init__(self, tokens: int, buffer: int) -> None:
         self._tokens = tokens
         self._buffer = buffer
-        self._waiting: list[Overlaps] = []
+        self._waiting: list[Pieces] = []
         self._held = 0
         self._open = no_pieces()
         self._room = -1
 
-    def feed(self, pieces: Overlaps) -> Packs | None:
+    def feed(self, pieces: Pieces) -> Packs | None:
         self._waiting.append(pieces)
         self._held += len(pieces.lengths)
         return self._fill(last=False) if self._held >= self._buffer else None

@@ -8,60 +8,43 @@ A window is what one optimizer step trains on; the packs that are left at the en
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from functools import cache
+from typing import Final, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from libra.data.lengths import MAX_LENGTH, check_count, check_lengths
 from libra.data.packing import LongerCut, Packs
-from libra.simulate.histogram import LengthHistogram, count_lengths
+from libra.simulate.results import CorpusSummary, LengthBins
 from libra.simulate.stream_packing import (
+    DEFAULT_BUFFER,
     BestFitPacker,
-    Overlaps,
     Packer,
+    Packing,
+    Pieces,
     SequentialPacker,
     cut_longer,
 )
 
 IntArray = NDArray[np.int64]
-Packing = Literal["sequential", "best-fit"]
 
-DEFAULT_BUFFER: Final = 4096
-"""Samples that best-fit packing chooses from, as in `libra.data.packing.pack_best_fit`."""
+_BINS_PER_OCTAVE: Final = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusCounts:
-    """What became of the samples and tokens of a corpus.
+@cache
+def bin_edges() -> IntArray:
+    """First length of each histogram bin, then one past the last length, int64 [bins + 1].
 
-    tokens = those in windows + dropped_tokens + left_over_tokens.
+    2^(i/8), rounded up to integers: lengths up to 9 have bins of their own, and no bin is wider
+    than a ninth of its lengths, rounding aside.
     """
-
-    samples: int
-    """All of the corpus, those left out included."""
-    tokens: int
-    dropped_samples: int
-    """Left out because they are longer than a pack."""
-    dropped_tokens: int
-    cut_samples: int
-    """Longer than a pack, and cut."""
-    left_over_tokens: int
-    """At the end of the corpus, in no window."""
-    padding_tokens: int
-    """Padding in the windows' packs."""
-    windows: int
-    longest: int
-    """Tokens of the longest sample, whatever became of it."""
-    histogram: LengthHistogram
-    """Lengths of all samples of the corpus as they came."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The counts for JSON."""
-        names = [name for name in self.__slots__ if name != "histogram"]
-        found: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return {**found, "histogram": self.histogram.as_dict()}
+    octaves = int(np.log2(MAX_LENGTH))
+    steps = np.arange(_BINS_PER_OCTAVE) / _BINS_PER_OCTAVE
+    grown = [np.ceil(np.exp2(steps + octave)).astype(np.int64) for octave in range(octaves)]
+    edges = np.unique(np.concatenate([*grown, [MAX_LENGTH, MAX_LENGTH + 1]]))
+    edges.flags.writeable = False
+    return edges
 
 
 class WindowReader:
@@ -114,25 +97,59 @@ class WindowReader:
             SequentialPacker(tokens) if self._cuts_itself else BestFitPacker(tokens, size)
         )
         self._started = False
-        self._histogram = count_lengths(np.empty(0, dtype=np.int64))
+        bins = len(bin_edges()) - 1
+        self._bin_samples = np.zeros(bins, dtype=np.int64)
+        self._bin_tokens = np.zeros(bins, dtype=np.int64)
+        self._shortest, self._longest = MAX_LENGTH, 0
         self._samples = self._dropped_samples = self._dropped_tokens = self._cut_samples = 0
         self._windows = self._used_tokens = self._padding_tokens = 0
 
     @property
-    def counts(self) -> CorpusCounts:
-        """What has been read so far; complete once iterating has ended."""
-        tokens = int(self._histogram.tokens.sum())
-        return CorpusCounts(
+    def summary(self) -> CorpusSummary:
+        """Everything that has been read so far; complete once iterating has ended."""
+        tokens = int(self._bin_tokens.sum())
+        return CorpusSummary(
             samples=self._samples,
             tokens=tokens,
+            median=self._median(),
+            mean=tokens / self._samples if self._samples else 0.0,
+            longest=self._longest,
             dropped_samples=self._dropped_samples,
             dropped_tokens=self._dropped_tokens,
             cut_samples=self._cut_samples,
-            left_over_tokens=tokens - self._dropped_tokens - self._used_tokens,
             padding_tokens=self._padding_tokens,
+            left_over_tokens=tokens - self._dropped_tokens - self._used_tokens,
             windows=self._windows,
-            longest=self._histogram.longest,
-            histogram=self._histogram,
+            histogram=self._histogram(),
+        )
+
+    def _median(self) -> float:
+        """Median length, interpolated inside its bin; 0 where there is no sample."""
+        if not self._samples:
+            return 0.0
+        reached = np.cumsum(self._bin_samples)
+        i = int(np.searchsorted(reached, self._samples / 2))
+        low, high = int(bin_edges()[i]), int(bin_edges()[i + 1]) - 1
+        inside = int(self._bin_samples[i])
+        before = int(reached[i]) - inside
+        value = low + (high - low) * (self._samples / 2 - before) / inside
+        return min(max(value, self._shortest), self._longest)
+
+    def _histogram(self) -> LengthBins:
+        """Bins from the first that holds a sample to the last."""
+        held = np.flatnonzero(self._bin_samples)
+        first, stop = (int(held[0]), int(held[-1]) + 1) if len(held) else (0, 0)
+        samples = self._bin_samples[first:stop].tolist()
+        tokens = self._bin_tokens[first:stop].tolist()
+        return LengthBins(
+            edges=tuple(bin_edges()[first : stop + 1].tolist()),
+            samples=tuple(samples),
+            tokens=tuple(tokens),
+            # Lengths of a bin are similar, so their squares sum to tokens^2 / samples.
+            squares=tuple(
+                float(of_bin) ** 2 / max(count, 1)
+                for count, of_bin in zip(samples, tokens, strict=True)
+            ),
         )
 
     def __iter__(self) -> Iterator[Packs]:
@@ -165,10 +182,10 @@ class WindowReader:
         if packs is not None:
             yield packs
 
-    def _admitted(self, chunk: ArrayLike) -> Overlaps:
+    def _admitted(self, chunk: ArrayLike) -> Pieces:
         """Check and count a chunk; the pieces to pack."""
         lengths = _checked(chunk, self._samples)
-        pieces = Overlaps(
+        pieces = Pieces(
             lengths,
             np.arange(self._samples, self._samples + len(lengths)),
             np.zeros(len(lengths), dtype=np.int64),
@@ -182,8 +199,7 @@ class WindowReader:
                 f"pack of tokens={self._tokens}; choose longer='drop' or longer='cut', or a larger "
                 "tokens"
             )
-        self._samples += len(lengths)
-        self._histogram += count_lengths(lengths)
+        self._count(lengths)
         if not count:
             return pieces
         if self._longer == "cut":
@@ -193,6 +209,16 @@ class WindowReader:
         self._dropped_tokens += int(lengths[too_long].sum())
         return pieces[~too_long]
 
+    def _count(self, lengths: IntArray) -> None:
+        """Add a chunk to the counts of the corpus."""
+        self._samples += len(lengths)
+        self._shortest = min(self._shortest, int(lengths.min(initial=MAX_LENGTH)))
+        self._longest = max(self._longest, int(lengths.max(initial=0)))
+        self._bin_samples += np.histogram(lengths, bin_edges())[0]
+        # Sums of whole numbers are exact in floats, below 2^53 tokens a chunk.
+        tokens = np.histogram(lengths, bin_edges(), weights=lengths.astype(np.float64))[0]
+        self._bin_tokens += np.rint(tokens).astype(np.int64)
+
     def _counted(self, window: Packs) -> Packs:
         used = int(window.lengths.sum())
         self._windows += 1
@@ -201,7 +227,7 @@ class WindowReader:
         return window
 
     def _why_no_window(self) -> str:
-        found = self.counts
+        found = self.summary
         if not found.samples:
             return "the corpus is empty: it holds no sample"
         dropped = ""

@@ -1,14 +1,18 @@
-"""A small model on four replicas, and windows of eight packs for it."""
+"""Small models on few replicas, and windows of packs for them."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 import libra
+from libra.config import PoolConfig
 from libra.cost import CLUSTERS, Model, Parallelism, published_table
 from libra.cost.attention_time import AttentionTime
 from libra.data.packing import Packs
 from libra.simulate.predict import Setting
+from libra.simulate.replay_window import Candidate
 from libra.simulate.scaling import select_packs
 
 TOKENS, BATCH, DP, CP = 16_384, 8, 4, 2
@@ -33,3 +37,41 @@ def window(seed: int = 0) -> Packs:
 
 def first_window(seed: int = 0) -> Packs:
     return select_packs(window(seed), np.arange(BATCH))
+
+
+# Windows of sixteen packs, for replays.
+_LENGTHS = np.random.default_rng(0).lognormal(5.5, 1.3, 700).astype(np.int64) + 1
+REPLAYED: Packs = libra.pack_best_fit(_LENGTHS, 4096, longer="drop")
+CANDIDATES = (Candidate(2, 256, 1), Candidate(4, 256, 2))
+
+
+def cut(packs: Packs, global_batch: int) -> list[Packs]:
+    """Whole windows of a packed corpus."""
+    last = len(packs) - global_batch
+    return [
+        select_packs(packs, np.arange(first, first + global_batch))
+        for first in range(0, last + 1, global_batch)
+    ]
+
+
+WINDOWS = cut(REPLAYED, 16)
+
+
+def make_setting(
+    config: PoolConfig | None = None,
+    *,
+    heads: tuple[int, int, int] = (8, 2, 16),
+    tokens: int = 4096,
+    global_batch: int = 16,
+    dp: int = 16,
+    cp: int = 2,
+) -> Setting:
+    """A setting for replays; `heads` are query heads, key/value heads, and elements of a head."""
+    q_heads, kv_heads, head_dim = heads
+    table = published_table(CLUSTER, key_dim=head_dim, value_dim=head_dim)
+    return Setting(
+        model=replace(MODEL, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim),
+        parallelism=Parallelism(dp=dp, cp=cp, global_batch=global_batch, tokens=tokens),
+        time=AttentionTime(cluster=CLUSTER, table=table),
+        config=config or PoolConfig(),
+    )

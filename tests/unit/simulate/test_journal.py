@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from libra.config import HeadShape, PoolConfig
-from libra.plan.pool_plan import PoolPlan
-from libra.simulate.figures import CandidateFigures
-from libra.simulate.replay import Candidate, replay
-from tests.unit.simulate.measures import busy_workers
-from tests.unit.simulate.test_replay import CANDIDATES, HEADS, WINDOWS, settled
+from libra.config import PoolConfig
+from libra.cost import CLUSTERS
+from libra.simulate.replay import CandidateReplay, replay
+from libra.simulate.replay_window import Candidate, WindowTask
+from libra.simulate.schemes import SCHEMES
+from tests.unit.simulate.small_cluster import CANDIDATES, WINDOWS, make_setting
+from tests.unit.simulate.test_replay import settled
+
+LIBRA = SCHEMES["libra"]
+OTHER_CLUSTER = replace(make_setting(), time=replace(make_setting().time, cluster=CLUSTERS["a100"]))
 
 
-def run(journal: Path, **changes: Any) -> list[CandidateFigures]:
+def run(journal: Path, **changes: Any) -> list[CandidateReplay]:
     arguments: dict[str, Any] = {
         "windows": WINDOWS,
         "candidates": CANDIDATES,
-        "cp_size": 2,
-        "heads": HEADS,
+        "setting": make_setting(),
         "journal": journal,
         **changes,
     }
-    return replay(arguments.pop("windows"), arguments.pop("candidates"), **arguments)
+    return replay(**arguments)
 
 
-def explode(plan: PoolPlan) -> dict[str, float]:
+def explode(task: WindowTask) -> None:
     raise AssertionError("a window was planned that the journal has")
 
 
@@ -47,9 +51,7 @@ def test_what_is_in_the_journal_is_not_done_again(
     monkeypatch.setattr("libra.simulate.replay.replay_window", explode)
     again = run(journal)
     # planning times too: exactly what was written
-    assert [each.as_dict(windows=True) for each in again] == [
-        each.as_dict(windows=True) for each in before
-    ]
+    assert again == before
     assert journal.read_text() == text
     assert len(text.splitlines()) == 1 + len(WINDOWS) * len(CANDIDATES)
 
@@ -93,14 +95,14 @@ def test_more_candidates_and_windows_may_join(journal: Path) -> None:
 @pytest.mark.parametrize(
     "changes, name",
     [
-        ({"cp_size": 4}, "cp_size=2.*cp_size=4"),
-        ({"heads": HeadShape(8, 2, 32)}, "heads="),
-        ({"config": PoolConfig(tolerance=0.1)}, "config=.*0.03.*0.1"),
-        ({"dp_size": 8}, "dp_size=None.*dp_size=8"),
-        ({"refine": False}, "refine=True"),
-        ({"order": "index"}, "order='grouped'"),
-        ({"pack_placement": "contiguous"}, "placement='vrsp'"),
-        ({"measure": busy_workers}, "measure=None.*busy_workers"),
+        ({"setting": make_setting(cp=4)}, "cp_size=2.*cp_size=4"),
+        ({"setting": make_setting(heads=(8, 2, 32))}, "heads="),
+        ({"setting": make_setting(PoolConfig(tolerance=0.1))}, "config=.*0.03.*0.1"),
+        ({"setting": make_setting(dp=8)}, "dp_size=16.*dp_size=8"),
+        ({"scheme": replace(LIBRA, refine=False)}, "refine=True"),
+        ({"scheme": replace(LIBRA, order="index")}, "order='grouped'"),
+        ({"scheme": replace(LIBRA, pack_placement="contiguous")}, "placement='vrsp'"),
+        ({"setting": OTHER_CLUSTER}, "time=.*H100.*A100"),
         ({"windows": WINDOWS[1:]}, "other packs"),
     ],
 )

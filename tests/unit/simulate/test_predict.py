@@ -9,7 +9,7 @@ import pytest
 
 from libra.cost import Parallelism
 from libra.data.packing import Packs
-from libra.simulate.predict import SchemeFigures, Setting, scheme_figures
+from libra.simulate.predict import Setting, WindowSeconds, scheme_seconds
 from libra.simulate.schemes import PREDICTED
 from tests.unit.simulate.small_cluster import (
     CP,
@@ -21,8 +21,8 @@ from tests.unit.simulate.small_cluster import (
 )
 
 
-def figures(scheme: str, setting: Setting = SETTING) -> SchemeFigures:
-    found = scheme_figures(first_window(), setting, scheme)
+def figures(scheme: str, setting: Setting = SETTING) -> WindowSeconds:
+    found = scheme_seconds(first_window(), setting, scheme)
     assert found is not None
     return found
 
@@ -68,7 +68,7 @@ def test_a_pool_of_more_than_1024_workers_is_not_planned() -> None:
     spread = Parallelism(dp=8, cp=256, global_batch=8, tokens=TOKENS)
     heads = replace(MODEL, q_heads=256, kv_heads=256)
     setting = replace(SETTING, parallelism=spread, model=heads)
-    assert scheme_figures(first_window(), setting, "cluster") is None
+    assert scheme_seconds(first_window(), setting, "cluster") is None
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_a_pool_of_more_than_1024_workers_is_not_planned() -> None:
 )
 def test_what_does_not_fit_is_refused(scheme: str, packs: Packs, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        scheme_figures(packs, SETTING, scheme)
+        scheme_seconds(packs, SETTING, scheme)

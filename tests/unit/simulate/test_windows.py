@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from libra.data.packing import Packs, pack_best_fit, pack_sequential
-from libra.simulate.windows import CorpusCounts, WindowReader
+from libra.simulate.results import CorpusSummary
+from libra.simulate.windows import WindowReader, bin_edges
 
 IntArray = NDArray[np.int64]
 Fragment = tuple[int, int, int]
@@ -44,7 +46,7 @@ def fragments(packs: Packs, first: int = 0, count: int | None = None) -> list[li
     ]
 
 
-def read(reader: WindowReader, packs: int) -> tuple[list[list[Fragment]], CorpusCounts]:
+def read(reader: WindowReader, packs: int) -> tuple[list[list[Fragment]], CorpusSummary]:
     """All packs of all windows, and the counts; no window where the corpus fills none."""
     windows: list[Packs] = []
     try:
@@ -55,10 +57,10 @@ def read(reader: WindowReader, packs: int) -> tuple[list[list[Fragment]], Corpus
         assert len(window) == packs
         assert window.offsets[0] == 0
         assert window.offsets[-1] == len(window.lengths)
-    return [pack for window in windows for pack in fragments(window)], reader.counts
+    return [pack for window in windows for pack in fragments(window)], reader.summary
 
 
-def check_counts(counts: CorpusCounts, lengths: IntArray, tokens: int, packs: list[Any]) -> None:
+def check_counts(counts: CorpusSummary, lengths: IntArray, tokens: int, packs: list[Any]) -> None:
     """What must hold of the counts whatever the packing; `packs` are those of all windows."""
     in_windows = sum(length for pack in packs for _, _, length in pack)
     assert counts.samples == len(lengths)
@@ -66,9 +68,17 @@ def check_counts(counts: CorpusCounts, lengths: IntArray, tokens: int, packs: li
     assert counts.longest == lengths.max()
     assert in_windows + counts.left_over_tokens + counts.dropped_tokens == counts.tokens
     assert in_windows + counts.padding_tokens == len(packs) * tokens
-    assert counts.histogram.samples.sum() == len(lengths)
+    assert sum(counts.histogram.samples) == len(lengths)
+    assert sum(counts.histogram.tokens) == counts.tokens
 
 
+def summary(*chunks: list[int]) -> CorpusSummary:
+    """What a reader counts of some chunks, whether or not they fill a window."""
+    reader = WindowReader([np.array(each, dtype=np.int64) for each in chunks], tokens=8, packs=2)
+    return read(reader, 2)[1]
+
+
+some_lengths = st.lists(st.integers(1, 2**31) | st.integers(1, 100), min_size=1, max_size=60)
 streams = {
     "seed": st.integers(0, 2**32),
     "samples": st.integers(1, 300),
@@ -163,11 +173,51 @@ def test_counts_are_those_of_a_small_corpus() -> None:
     reader = WindowReader([[3, 9], [5, 4, 4, 7]], tokens=8, packs=2)
     (window,) = reader
     assert fragments(window) == [[(0, 0, 3), (2, 0, 5)], [(3, 0, 4), (4, 0, 4)]]
-    counts = reader.counts
+    counts = reader.summary
     assert (counts.samples, counts.tokens, counts.longest) == (6, 32, 9)
     assert (counts.dropped_samples, counts.dropped_tokens) == (1, 9)
     assert (counts.left_over_tokens, counts.padding_tokens, counts.windows) == (7, 0, 1)
-    assert counts.as_dict()["histogram"]["samples"] == [1, 2, 1, 0, 1, 0, 1]
+    assert counts.histogram.samples == (1, 2, 1, 0, 1, 0, 1)
+    assert counts.histogram.edges == (3, 4, 5, 6, 7, 8, 9, 10)
+
+
+def test_bins_cover_every_length_once_and_are_at_most_a_ninth_wide() -> None:
+    edges = bin_edges()
+    assert edges[0] == 1 and edges[-1] == 2**31 + 1
+    assert (np.diff(edges) > 0).all()
+    assert edges[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    low, high = edges[:-1], edges[1:] - 1
+    assert (high - low <= low / 9).all()
+    assert {2**i for i in range(32)} <= set(edges.tolist())
+
+
+@given(some_lengths, some_lengths)
+def test_every_sample_and_token_is_counted_in_its_bin(some: list[int], more: list[int]) -> None:
+    found, lengths = summary(some, [], more), some + more
+    bins = zip(found.histogram.samples, found.histogram.tokens, strict=True)
+    for (low, high), (samples, tokens) in zip(pairwise(found.histogram.edges), bins, strict=True):
+        inside = [n for n in lengths if low <= n < high]
+        assert (samples, tokens) == (len(inside), sum(inside))
+    assert (found.samples, found.longest) == (len(lengths), max(lengths))
+    assert found.mean == sum(lengths) / len(lengths)
+
+
+@given(some_lengths)
+def test_the_median_lies_in_the_bin_of_the_true_one(lengths: list[int]) -> None:
+    true = float(np.quantile(lengths, 0.5, method="inverted_cdf"))
+    found = summary(lengths).median
+    edges = bin_edges()
+    assert np.searchsorted(edges, found, "right") == np.searchsorted(edges, true, "right")
+
+
+def test_the_median_of_many_samples_is_near_the_true_one() -> None:
+    lengths = np.random.default_rng(0).lognormal(6.4, 1.2, 100_000).astype(np.int64) + 1
+    assert summary(lengths.tolist()).median == pytest.approx(np.median(lengths), rel=0.02)
+
+
+def test_nothing_has_an_empty_histogram() -> None:
+    nothing = summary([])
+    assert nothing.histogram.samples == () and nothing.median == nothing.mean == 0
 
 
 def test_memory_is_bounded_however_long_the_stream_is() -> None:

@@ -1,0 +1,246 @@
+"""One window of one candidate: place its packs, plan its pools, keep the figures.
+
+Three imbalances, which must not be confused, all 0 at best:
+
+- *pools*: between the pools of a window.  Heaviest pool's workload (sum of squared lengths) over
+  the mean pool's, - 1.  VRSP and refinement lower it.
+- *workers*: inside one pool.  Busiest worker's query-key pairs times heads over the mean of the
+  same pool's workers, - 1.  The plan lowers it.
+- *steps*: over an optimizer step.  The busiest worker's pairs of each gradient-accumulation index,
+  summed over the indices, over the same sum if all workers of the window were equally busy, - 1:
+  the attention time that the step loses to waiting where replicas synchronise at every index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libra.config import PoolConfig
+from libra.cost.attention_time import AttentionCost
+from libra.data.lengths import causal_pairs
+from libra.data.packing import Packs
+from libra.data.pools import contiguous_pools, distance_to_bound, imbalance, pool_loads
+from libra.plan.pool_plan import PoolPlan
+from libra.simulate.predict import Setting, WindowSeconds
+from libra.simulate.schemes import Scheme
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One choice of the settings that a replay compares."""
+
+    pool_size: int
+    """P: data-parallel replicas of a pool."""
+    block_size: int
+    """B: most query tokens of a tile."""
+    head_shards: int
+    """H: head shards of a block."""
+
+    def __str__(self) -> str:
+        return f"P={self.pool_size} B={self.block_size} H={self.head_shards}"
+
+    def config(self, shared: PoolConfig) -> PoolConfig:
+        """The whole configuration, where `shared` has the other settings."""
+        return shared.replace(
+            pool_size=self.pool_size, block_size=self.block_size, head_shards=self.head_shards
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolReplay:
+    """One pool as planned; bytes that move are of one layer's forward."""
+
+    cost: AttentionCost
+    """Predicted seconds, and bytes that a worker holds."""
+    workers_before: float
+    """Workers imbalance if every row were computed where it lies."""
+    workers_after: float
+    """Workers imbalance as planned."""
+    load: float
+    """Query-key pairs times heads of the pool."""
+    busiest_home: float
+    """Those of its busiest worker, if every row were computed where it lies."""
+    busiest: float
+    """Those of its busiest worker as planned."""
+    moved_bytes: float
+    """Bytes that leave a worker."""
+    across_bytes: float
+    """Bytes that leave their node."""
+    worst_sent: float
+    """Bytes of the worker that sends most."""
+    worst_received: float
+    """Bytes of the worker that receives most."""
+    worst_across: float
+    """Bytes between nodes of the worker that has most of them, sent or received."""
+    tiles: float
+    """Tiles of the plan."""
+    moved_tiles: float
+    """Tiles computed away from home."""
+    planning_seconds: float
+    """Time to make the plan."""
+
+    def values(self) -> dict[str, float]:
+        """Every figure by its name, those of the cost among them."""
+        return {name: getattr(self, name) for name in _OWN_FIGURES} | asdict(self.cost)
+
+    @staticmethod
+    def of_values(values: Mapping[str, float]) -> PoolReplay:
+        """The pool that `values` was made of.  Raises TypeError for other names."""
+        own = {name: value for name, value in values.items() if name not in _COST_FIGURES}
+        cost = {name: value for name, value in values.items() if name in _COST_FIGURES}
+        return PoolReplay(cost=AttentionCost(**cost), **own)
+
+
+_COST_FIGURES: Final = tuple(field.name for field in fields(AttentionCost))
+_OWN_FIGURES: Final = tuple(field.name for field in fields(PoolReplay) if field.name != "cost")
+
+WINDOW_FIGURES: Final = (
+    "heaviest_pack",
+    "pools_before",
+    "pools_after",
+    "pools_above_bound",
+    "steps_before",
+    "steps_after",
+)
+"""Names of the figures of a window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowReplay:
+    """One candidate on one window."""
+
+    window: int
+    """Counted from the corpus's first."""
+    heaviest_pack: float
+    """Workload of the heaviest pack over the mean pack's: no pool smaller than that balances."""
+    pools_before: float
+    """Pools imbalance of packs grouped in sampler order."""
+    pools_after: float
+    """Pools imbalance as placed."""
+    pools_above_bound: float
+    """Heaviest pool over the least any placement could make it, - 1."""
+    steps_before: float
+    """Steps imbalance of Ulysses: packs in sampler order, each shared equally by its CP group."""
+    steps_after: float
+    """Steps imbalance as placed and planned."""
+    pools: tuple[PoolReplay, ...]
+    """Every pool in the order of emission."""
+
+    def seconds(self, pool_size: int) -> WindowSeconds:
+        """The attention seconds of the pools."""
+        return WindowSeconds.of_pools([pool.cost for pool in self.pools], pool_size=pool_size)
+
+    def pool_values(self) -> dict[str, list[float]]:
+        """Every figure of the pools by its name, one value a pool."""
+        rows = [pool.values() for pool in self.pools]
+        return {name: [row[name] for row in rows] for name in rows[0]}
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain numbers and lists, one list for each figure of the pools."""
+        plain: dict[str, Any] = {name: getattr(self, name) for name in ("window", *WINDOW_FIGURES)}
+        return plain | {"pools": self.pool_values()}
+
+    @staticmethod
+    def from_json(plain: Mapping[str, Any]) -> WindowReplay:
+        """The window that `as_json` was made of.  Raises KeyError, TypeError or ValueError."""
+        names, columns = plain["pools"].keys(), plain["pools"].values()
+        pools = tuple(
+            PoolReplay.of_values(dict(zip(names, row, strict=True)))
+            for row in zip(*columns, strict=True)
+        )
+        return WindowReplay(**{**plain, "pools": pools})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTask:
+    """All that a process needs to replay one window of one candidate."""
+
+    window: int
+    """Counted from the corpus's first."""
+    packs: Packs
+    candidate: Candidate
+    setting: Setting
+    scheme: Scheme
+    """Groups the packs into pools."""
+
+    def digest(self) -> str:
+        """Fingerprint of the window's packs."""
+        packs = self.packs
+        parts = (np.array([packs.tokens]), packs.offsets - packs.offsets[0], packs.lengths)
+        data = b"".join(part.astype("<i8").tobytes() for part in parts)
+        return hashlib.sha256(data).hexdigest()[:16]
+
+
+def replay_window(task: WindowTask) -> WindowReplay:
+    """Place and plan one window as `PoolSampler` and the runtime do."""
+    packs, setting, size = task.packs, task.setting, task.candidate.pool_size
+    config, spread = task.candidate.config(setting.config), setting.parallelism
+    weights = packs.workloads
+    pools = task.scheme.pools(weights, size, spread.dp // size)
+    found = tuple(_replay_pool(packs, pool, setting, config) for pool in pools.tolist())
+    mean = float(weights.mean())
+    loads = np.array([pool.load for pool in found])
+    busiest = np.array([pool.busiest for pool in found])
+    pairs = np.array([causal_pairs(0, lengths).sum(dtype=np.float64) for lengths in packs])
+    return WindowReplay(
+        window=task.window,
+        heaviest_pack=float(weights.max()) / mean if mean else 1.0,
+        pools_before=imbalance(pool_loads(weights, contiguous_pools(len(packs), size))),
+        pools_after=imbalance(pool_loads(weights, pools)),
+        pools_above_bound=distance_to_bound(weights, pools),
+        # Under Ulysses all workers of a pack are equally busy, so a pack stands for each of them.
+        steps_before=_step_imbalance(pairs, pairs, spread.dp),
+        steps_after=_step_imbalance(busiest, loads / (size * spread.cp), spread.dp // size),
+        pools=found,
+    )
+
+
+def _replay_pool(packs: Packs, pool: list[int], setting: Setting, config: PoolConfig) -> PoolReplay:
+    begin = time.perf_counter()
+    plan = setting.plan(packs, pool, config)
+    seconds = time.perf_counter() - begin
+    return pool_figures(plan, setting.time(plan), planning_seconds=seconds)
+
+
+def pool_figures(plan: PoolPlan, cost: AttentionCost, *, planning_seconds: float) -> PoolReplay:
+    """The figures of one plan, which costs `cost`."""
+    load, home = plan.load, plan.home_load
+    traffic = plan.traffic.sum(axis=0)  # [workers, workers], from row to column
+    node = np.arange(plan.workers) // plan.config.ranks_per_node
+    across = np.where(node[:, None] != node, traffic, 0)
+    tile_home = np.repeat(plan.geometry.block_worker, plan.head_groups.shards)
+    return PoolReplay(
+        cost=cost,
+        workers_before=imbalance(home),
+        workers_after=imbalance(load),
+        load=float(load.sum()),
+        busiest_home=float(home.max()),
+        busiest=float(load.max()),
+        moved_bytes=float(traffic.sum()),
+        across_bytes=float(across.sum()),
+        worst_sent=float(traffic.sum(axis=1).max()),
+        worst_received=float(traffic.sum(axis=0).max()),
+        worst_across=float(max(across.sum(axis=1).max(), across.sum(axis=0).max())),
+        tiles=float(len(plan.assignment)),
+        moved_tiles=float(np.count_nonzero(plan.assignment != tile_home)),
+        planning_seconds=planning_seconds,
+    )
+
+
+def _step_imbalance(busiest: FloatArray, mean: FloatArray, per_index: int) -> float:
+    """Steps imbalance of pools in the order of emission, `per_index` of which share a GA index.
+
+    `busiest` and `mean` [pools] are the loads of each pool's busiest and mean worker.
+    """
+    equal = float(mean.mean())
+    slowest = busiest.reshape(-1, per_index).max(axis=1)
+    return float(slowest.mean()) / equal - 1.0 if equal else 0.0
