@@ -14,8 +14,8 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("microbatch", microbatch.Microbatch, "attend"),
     ("microbatch", microbatch.Microbatch, "attend_backward"),
     ("agree", microbatch, "reach_consensus"),
-    ("executor", executor, "forward"),
-    ("executor", executor, "backward"),
+    ("executor", executor.Executor, "forward"),
+    ("executor", executor.Executor, "backward"),
     *(
         ("rows", owner, name)
         for owner, names in (

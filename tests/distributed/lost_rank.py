@@ -115,7 +115,7 @@ def _rank(
         store = dist.TCPStore("127.0.0.1", port.recv(), is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     # In proportion, and short enough for tests.
-    loss._LOOK, loss._GRACE_SECONDS = timedelta(seconds=0.3), 2.0
+    loss._POLL, loss._GRACE_SECONDS = timedelta(seconds=0.3), 2.0
     mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp",))
     config = libra.PoolConfig(pool_size=world_size, block_size=8, chunks=2)
     pool = libra.SequencePool(mesh, config, timeout=GROUP_TIMEOUT)
@@ -137,7 +137,7 @@ def _last_step(rank: int, pool: libra.SequencePool, stage: Stage, lost: bool) ->
             time.sleep(0.5)
             os._exit(9)
         pool.prefetch([[0, TOKENS]] * pool.config.pool_size)
-        pool._ahead[0].plan()
+        pool._runtime.prefetched[0].plan()
     elif stage == "user error":
         # The failing rank's own planner thread waits for the others, which wait for the rank.
         if lost:

@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from libra.runtime import executor
 from libra.runtime.all_to_all import DeviceAllToAll
+from libra.runtime.executor import Executor
 
 Step = tuple[str, str]
 """Pass and way: ("forward", "dispatch"), ("backward", "return")."""
@@ -81,8 +81,8 @@ def metered() -> Iterator[Meter]:
             (dist, "all_to_all_single", count),
             (DeviceAllToAll, "send", moving("dispatch", DeviceAllToAll.send)),
             (DeviceAllToAll, "send_back", moving("return", DeviceAllToAll.send_back)),
-            (executor, "forward", passed("forward", executor.forward)),
-            (executor, "backward", passed("backward", executor.backward)),
+            (Executor, "forward", passed("forward", Executor.forward)),
+            (Executor, "backward", passed("backward", Executor.backward)),
         ):
             stack.enter_context(mock.patch.object(owner, name, wrapped))
         yield meter

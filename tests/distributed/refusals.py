@@ -209,7 +209,7 @@ def refused_when_closed(rank: int, world_size: int) -> Refusal:
 def refused_prefetch(rank: int, world_size: int, packs: list[Any]) -> Refusal:
     """The last rank prefetches `packs`; the others prefetch what comes."""
     pool = make_pool(world_size, 1, CONFIG)
-    pool.remember(libra.HeadShape(4, 2, 8, 8))
+    pool._runtime.plan_for(libra.HeadShape(4, 2, 8, 8))
     right = [BOUNDS] * world_size
     text = told_on_rank(lambda: pool.prefetch(packs if rank == world_size - 1 else right))
     return _finish(pool, text)

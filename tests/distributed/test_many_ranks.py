@@ -20,8 +20,8 @@ from libra.plan.place_surplus import column_count, row_step
 from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.rank_plan import make_rank_plan
-from libra.runtime import executor
 from libra.runtime.device_plan import make_device_plan
+from libra.runtime.executor import Executor
 from libra.runtime.kernels import kernel_for
 from libra.runtime.workspace import Space, Workspace
 from tests.distributed.cases import Case, make_pack, my_rows, reference
@@ -41,9 +41,9 @@ def attend_by_plan(rank: int, world_size: int, case: Case, plan: PoolPlan) -> li
     workspace = SpoiltWorkspace()
     q, k, v, dout = (tensor[my_rows(case, cp_rank)] for tensor in make_pack(case, replica))
     scale = q.shape[2] ** -0.5
-    where = device_plan, world, workspace
-    saved = executor.forward(*where, q, k, v, scale, save_for_backward=True)
-    gradients = executor.backward(*where, dout, q, k, v, scale, saved)
+    executor = Executor(device_plan, world, workspace)
+    saved = executor.forward(q, k, v, scale, save_for_backward=True)
+    gradients = executor.backward(dout, q, k, v, scale, saved)
     return [saved.out_TNE, *gradients]
 
 

@@ -12,7 +12,6 @@ import libra
 from libra.plan.attention_calls import AttentionCall
 from libra.plan.memory import PoolMemory, pool_memory
 from libra.plan.rank_plan import make_rank_plan
-from libra.runtime.workspace import Workspace
 from tests.distributed.cases import Case, make_mesh, make_pack, make_pool, my_rows
 from tests.distributed.memory_tracker import tracked
 from tests.distributed.ranks import RankPool
@@ -57,7 +56,7 @@ def track(rank: int, world_size: int, case: Case) -> Tracked:
     qkv = [tensor.requires_grad_() for tensor in qkv]
     with pool.microbatch(case.bounds[replica], tokens=case.tokens) as microbatch:
         torch.autograd.grad(libra.libra_attention(*qkv), qkv, dout)  # plans and prepares
-        pool.workspace = Workspace()
+        pool._runtime.workspace.release()
         with tracked() as first:
             torch.autograd.grad(libra.libra_attention(*qkv), qkv, dout)
         with tracked() as following:
@@ -68,7 +67,7 @@ def track(rank: int, world_size: int, case: Case) -> Tracked:
     worker = rank % plan.workers
     lse = make_rank_plan(plan, worker).lse_size * 4
     results = out.nbytes + lse + sum(tensor.nbytes for tensor in qkv)
-    workspace = pool.workspace.nbytes
+    workspace = pool._runtime.workspace.nbytes
     pool.close()
     return Tracked(
         first=first.nbytes - results,

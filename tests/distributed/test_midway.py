@@ -63,7 +63,7 @@ def what_follows(rank: int, world_size: int, way: str) -> list[str]:
             attempt(lambda: libra.libra_attention(*qkv))
         else:
             attempt(lambda: out.sum().backward())
-        assert pool.workspace.nbytes == 0
+        assert pool._runtime.workspace.nbytes == 0
         kernel.fails = ""
         attempt(lambda: libra.libra_attention(*qkv, microbatch=microbatch))
         attempt(lambda: libra.libra_attention(*qkv, microbatch=microbatch).sum().backward())

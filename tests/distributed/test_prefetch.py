@@ -23,10 +23,10 @@ def digests(
     """
     pool = make_pool(world_size, 1, CONFIG)
     if known:
-        pool.remember(HEADS)
+        pool._runtime.plan_for(HEADS)
     for microbatch in ahead:
         pool.prefetch(PACKS[microbatch], tokens=16)
-    made_ahead = {id(microbatch) for microbatch in pool._ahead}
+    made_ahead = {id(microbatch) for microbatch in pool._runtime.prefetched}
     used, plans = [], []
     for packs in PACKS:
         with pool.microbatch(packs[rank], tokens=16) as microbatch:
@@ -77,7 +77,7 @@ def planned_ahead(rank: int, world_size: int) -> list[bool]:
         pool.prefetch(packs, tokens=16)
     with pool.microbatch(PACKS[0][rank], tokens=16):
         libra.libra_attention(*tensors()).sum().backward()
-    planned = [HEADS in microbatch._planned for microbatch in pool._ahead]
+    planned = [HEADS in microbatch._planned for microbatch in pool._runtime.prefetched]
     pool.close()
     return planned
 
@@ -100,7 +100,7 @@ def far_ahead(rank: int, world_size: int) -> int:
             under_way.pop(0).backward()
     under_way.pop().backward()
     pool.close()
-    return len(pool._ahead)
+    return len(pool._runtime.prefetched)
 
 
 def test_any_number_may_be_planned_ahead_of_those_under_way(ranks2: RankPool) -> None:

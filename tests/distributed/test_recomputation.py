@@ -34,7 +34,7 @@ ROWS = torch.arange(TOKENS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """A pool of one pack a rank, a model, and two microbatches with their microbatches."""
+    """A pool of one pack a rank, a model, and two of its microbatches."""
 
     pool: libra.SequencePool
     model: Decoder
@@ -86,19 +86,19 @@ def recomputed_in_own_microbatch(rank: int, world_size: int) -> bool:
     """
     with setting(rank, world_size) as s:
         expected = []
-        for microbatch, microbatch in enumerate(s.microbatches):
+        for index, microbatch in enumerate(s.microbatches):
             with microbatch:
-                expected.append(s.gradient(s.loss(microbatch)))
+                expected.append(s.gradient(s.loss(index)))
         losses = []
         forwards = [block.forward for block in s.model.blocks]
-        for microbatch, microbatch in enumerate(s.microbatches):
+        for index, microbatch in enumerate(s.microbatches):
             contexts = partial(lambda microbatch: (nullcontext(), microbatch), microbatch)
             for block, forward in zip(s.model.blocks, forwards, strict=True):
                 block.forward = partial(
                     checkpoint, forward, use_reentrant=False, context_fn=contexts
                 )
             with microbatch:
-                losses.append(s.loss(microbatch))
+                losses.append(s.loss(index))
         got = [s.gradient(loss) for loss in losses]
         return all(map(torch.equal, got, expected))
 
@@ -153,7 +153,7 @@ def compiled(rank: int, world_size: int) -> bool:
 
 def closed_with_plans_pending(rank: int, world_size: int) -> None:
     with setting(rank, world_size) as s:
-        s.pool.remember(libra.HeadShape(MODEL.heads, MODEL.kv_heads, MODEL.head_dim, 8))
+        s.pool._runtime.plan_for(libra.HeadShape(MODEL.heads, MODEL.kv_heads, MODEL.head_dim, 8))
         for microbatch in range(8):
             packs = [make_pack(0, microbatch, replica) for replica in range(world_size)]
             s.pool.prefetch([pack.bounds for pack in packs], tokens=TOKENS)

@@ -20,7 +20,7 @@ import libra
 from libra.config import BackwardMode
 from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan
-from libra.runtime import device_plan as device_plan
+from libra.runtime import device_plan
 from tests.distributed import test_order
 from tests.distributed.cases import Case, Errors, attention_case, make_pack, make_pool
 from tests.distributed.collective_log import Log, recorded

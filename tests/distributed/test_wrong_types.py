@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import libra
-from libra.runtime.process_groups import _job_timeout
+from libra.runtime.torch_private import default_timeout
 from tests.distributed.cases import make_pool
 from tests.distributed.ranks import RankPool
 
@@ -48,6 +48,6 @@ def test_groups_take_over_the_timeout_of_the_job() -> None:
         "gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=8)
     )
     try:
-        assert _job_timeout("cpu") == timedelta(seconds=8)
+        assert default_timeout("cpu") == timedelta(seconds=8)
     finally:
         dist.destroy_process_group()

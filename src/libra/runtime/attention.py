@@ -2,7 +2,7 @@
 
 The operator is functional (`libra::attention`, with a fake kernel and registered autograd), so that
 selective checkpointing can name it and `torch.compile` sees through it.  Every rank saves the same
-tensors, all after its last collective. Legend: T rows on this rank, N heads, D key dim, E value
+tensors, all after its last collective.  Legend: T rows on this rank, N heads, D key dim, E value
 dim.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from libra.runtime.microbatch import Microbatch, find_microbatch
+from libra.runtime.executor import ForwardResult
+from libra.runtime.microbatch import INNERMOST, Microbatch, find_microbatch
 
 
 def libra_attention(
@@ -25,12 +26,12 @@ def libra_attention(
     scale: float | None = None,
     microbatch: Microbatch | None = None,
 ) -> Tensor:
-    """Causal attention inside each sample of the pack, whoever computes it.
+    """Causal attention inside each sample of the pack, on whichever rank it is computed.
 
         rank 0 holds |aaaaaaaaaaaaaaaaaaaaaaaa|    one long sample: 24 * 25 / 2 = 300 pairs
-        rank 1 holds |bbbccccccddddeeeefffgggg|    short ones: 67 pairs
-                           after placement: 184 and 183; rank 1 computes the tail of a, rank 0 gets
-                           its output
+        rank 1 holds |bbbccccccddddeeeefffgggg|    short samples: 67 pairs
+                           after placement: 184 and 183; rank 1 computes the tail of a and returns
+                           its output to rank 0
 
     Arguments:
         q: [tokens on this rank, query heads, head dim], bf16, fp16, fp32 or fp64.
@@ -39,27 +40,29 @@ def libra_attention(
         causal: must be True; block-diagonal causal attention is what Libra balances.
         scale: softmax scale; None is 1 / sqrt(head dim).
         microbatch: the microbatch; None takes the innermost `with pool.microbatch(...)`, also when a
-            checkpoint runs the forward again: pass it where backwards don't follow their forwards.
+            checkpoint runs the forward again: pass it where backwards do not follow their forwards.
 
     Returns [tokens on this rank, query heads, value dim], equal to attention on a single device up
-    to floating-point order. Collective over the pool: every rank calls it the same number of times,
-    with or without work.  Raises ValueError on every rank for inputs that don't fit, RuntimeError
-    outside a microbatch.
+    to floating-point order.  Collective over the pool: every rank calls it the same number of
+    times, with or without work.  Raises ValueError on every rank for inputs that do not fit,
+    RuntimeError outside a microbatch.
     """
-    serial = microbatch.serial if isinstance(microbatch, Microbatch) else 0
+    serial = microbatch.serial if isinstance(microbatch, Microbatch) else INNERMOST
     problem = _find_problem(q, k, v, causal, microbatch)
     if problem is not None:
         find_microbatch(serial).refuse(problem)
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = _lower(q, dtype), _lower(k, dtype), _lower(v, dtype)
-    keep = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    out, *_ = torch.ops.libra.attention(q, k, v, serial, _scale(q, scale), keep)
+        q, k, v = _autocast(q, dtype), _autocast(k, dtype), _autocast(v, dtype)
+    save_for_backward = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad
+    )
+    out, *_ = torch.ops.libra.attention(q, k, v, serial, _scale(q, scale), save_for_backward)
     return out  # type: ignore[no-any-return]
 
 
 def _find_problem(q: object, k: object, v: object, causal: bool, microbatch: object) -> str | None:
-    """What the operator could not tell, since it would not be reached."""
+    """Problems that would keep this rank from reaching the operator, which checks all others."""
     if microbatch is not None and not isinstance(microbatch, Microbatch):
         return f"microbatch is {microbatch!r}; pass what SequencePool.microbatch returns, or None"
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
@@ -77,8 +80,8 @@ def _find_problem(q: object, k: object, v: object, causal: bool, microbatch: obj
     return None
 
 
-def _lower(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """What autocast does for scaled_dot_product_attention: fp64 stays."""
+def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The cast that autocast makes for scaled_dot_product_attention: fp64 stays."""
     eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
     return tensor.to(dtype) if eligible else tensor
 
@@ -91,18 +94,18 @@ def _scale(q: Tensor, scale: float | None) -> float:
 
 @torch.library.custom_op("libra::attention", mutates_args=())
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, serial: int, scale: float, keep: bool
+    q: Tensor, k: Tensor, v: Tensor, serial: int, scale: float, save_for_backward: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     microbatch = find_microbatch(serial)
-    out, lse, remote, fetched = microbatch.attend(q, k, v, scale, keep)
-    return out, lse, remote, fetched, _stamp(microbatch)
+    result = microbatch.attend(q, k, v, scale, save_for_backward)
+    return (*result, _stamp(microbatch))
 
 
 def _stamp(microbatch: Microbatch) -> Tensor:
-    """The microbatch's number and the call's in it, int64, in a tensor whose length tells microbatches
-    apart as well.
+    """The microbatch's serial and the number of the call, int64.  The length, too, depends on the
+    serial.
 
-    Non-reentrant checkpointing compares the shapes of what is saved, so a recomputation under
+    Non-reentrant checkpointing compares the shapes of saved tensors, so a recomputation under
     another microbatch raises CheckpointError on every rank instead of giving wrong gradients.
     """
     stamp = torch.full((2 + microbatch.serial % 251,), microbatch.serial)
@@ -111,14 +114,11 @@ def _stamp(microbatch: Microbatch) -> Tensor:
 
 
 @_attention.register_fake
-def _attention_fake(
-    q: Tensor, k: Tensor, v: Tensor, serial: int, scale: float, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
     context = torch.library.get_ctx()
-    exact = torch.promote_types(q.dtype, torch.float32)
     return (
         q.new_empty((q.shape[0], q.shape[1], v.shape[2])),
-        q.new_empty(context.new_dynamic_size(), dtype=exact),
+        q.new_empty(context.new_dynamic_size(), dtype=torch.promote_types(q.dtype, torch.float32)),
         q.new_empty(context.new_dynamic_size()),
         q.new_empty(context.new_dynamic_size()),
         torch.empty(context.new_dynamic_size(), dtype=torch.int64, device="cpu"),
@@ -133,53 +133,42 @@ def _attention_backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    remote: Tensor,
+    peer_out: Tensor,
     fetched: Tensor,
     stamp: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    number, call, *_ = stamp.tolist()
-    return find_microbatch(number).attend_backward(
-        call, dout, q, k, v, scale, out, lse, remote, fetched
-    )
+    serial, call, *_ = stamp.tolist()
+    saved = ForwardResult(out, lse, peer_out, fetched)
+    return find_microbatch(serial).attend_backward(call, dout, q, k, v, scale, saved)
 
 
 @_attention_backward.register_fake
 def _attention_backward_fake(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    remote: Tensor,
-    fetched: Tensor,
-    stamp: Tensor,
-    scale: float,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    like = torch.contiguous_format
     return (
-        torch.empty_like(q, memory_format=torch.contiguous_format),
-        torch.empty_like(k, memory_format=torch.contiguous_format),
-        torch.empty_like(v, memory_format=torch.contiguous_format),
+        torch.empty_like(q, memory_format=like),
+        torch.empty_like(k, memory_format=like),
+        torch.empty_like(v, memory_format=like),
     )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, _, scale, _ = inputs
-    out, lse, remote, fetched, stamp = output
-    ctx.save_for_backward(q, k, v, out, lse, remote, fetched, stamp)
-    ctx.mark_non_differentiable(lse, remote, fetched, stamp)
+    _, *undifferentiable = output
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.mark_non_differentiable(*undifferentiable)
     ctx.set_materialize_grads(False)
     ctx.scale = scale
 
 
 def _backward(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    q, k, v, out, lse, remote, fetched, stamp = ctx.saved_tensors
+    q, k, v, out, *rest = ctx.saved_tensors
     if dout is None:  # unused here, but not on the other ranks: take part
         dout = torch.zeros_like(out)
-    dq, dk, dv = torch.ops.libra.attention_backward(
-        dout, q, k, v, out, lse, remote, fetched, stamp, ctx.scale
-    )
+    dq, dk, dv = torch.ops.libra.attention_backward(dout, q, k, v, out, *rest, ctx.scale)
     return dq, dk, dv, None, None, None
 
 

@@ -12,6 +12,7 @@ Legend: T local rows, N heads, D key dim, E value dim.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -60,114 +61,113 @@ class _GradOperands(NamedTuple):
     dv: Operand
 
 
-def forward(
-    device_plan: DevicePlan,
-    group: dist.ProcessGroup,
-    workspace: Workspace,
-    q_TND: Tensor,
-    k_TND: Tensor,
-    v_TNE: Tensor,
-    scale: float,
-    *,
-    save_for_backward: bool,
-) -> ForwardResult:
-    """Attention of this worker's rows, on whichever worker it is computed."""
-    # Allocate: tensors that a backward needs stand alone, all others are cut from the workspace.
-    q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
-    memory, value_dim = device_plan.memory, device_plan.heads.value_dim
-    save_fetched = save_for_backward and not device_plan.refetch
-    elements = memory.forward
-    elements += 0 if save_fetched else memory.fetched
-    elements += 0 if save_for_backward else memory.outputs
-    (space,) = workspace.open(q_TND.device, (q_TND.dtype, elements))
-    fetched = _allocate(q_TND, space, memory.fetched, saved=save_fetched)
-    peer_out = _allocate(q_TND, space, memory.outputs, saved=save_for_backward)
-    out_TNE = q_TND.new_empty((q_TND.shape[0], device_plan.heads.q, value_dim))
-    _zero_padding(device_plan, out_TNE)
-    lse = q_TND.new_empty(device_plan.lse_size, dtype=_accumulator(q_TND.dtype))
-    q, k, v = device_plan.operands(q_TND, k_TND, v_TNE, fetched)
-    operands = _Operands(q, k, v, device_plan.q_operand(out_TNE, peer_out, value_dim), lse)
+@dataclass(frozen=True, slots=True, eq=False)
+class Executor:
+    """Runs both passes of a device plan, layer after layer."""
 
-    # Dispatch all chunks at once.
-    exchange = Exchange(device_plan, group, space)
-    chunks, idle = range(device_plan.chunks), device_plan.idle_forward
-    inbound = [exchange.dispatch(chunk, q, k, v) for chunk in chunks]
+    device_plan: DevicePlan
+    group: dist.ProcessGroup
+    workspace: Workspace
 
-    # Attend and return, chunk by chunk; returns of idle chunks come before all computation.
-    pending = [exchange.post_return(n, operands.out, inbound[n].q) for n in chunks[:idle]]
-    _attend(device_plan, LOCAL, operands, scale)
-    for chunk in chunks:
-        exchange.complete(chunk, inbound)
-        _attend(device_plan, chunk, operands, scale)
-        if chunk >= idle:
-            pending.append(exchange.post_return(chunk, operands.out, inbound[chunk].q))
-    for output in pending:
-        if output is not None:
-            output.finish()
-    nothing = q_TND.new_empty(0)
-    return ForwardResult(
-        out_TNE,
-        lse if save_for_backward else lse.new_empty(0),
-        peer_out if save_for_backward else nothing,
-        fetched if save_fetched else nothing,
-    )
+    def forward(
+        self, q_TND: Tensor, k_TND: Tensor, v_TNE: Tensor, scale: float, *, save_for_backward: bool
+    ) -> ForwardResult:
+        """Attention of this worker's rows, on whichever worker it is computed."""
+        # Allocate: tensors that a backward needs stand alone, others are cut from the workspace.
+        q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
+        plan, memory = self.device_plan, self.device_plan.memory
+        value_dim = plan.heads.value_dim
+        save_fetched = save_for_backward and not plan.refetch
+        elements = memory.forward
+        elements += 0 if save_fetched else memory.fetched
+        elements += 0 if save_for_backward else memory.outputs
+        (space,) = self.workspace.open(q_TND.device, (q_TND.dtype, elements))
+        fetched = _allocate(q_TND, space, memory.fetched, saved=save_fetched)
+        peer_out = _allocate(q_TND, space, memory.outputs, saved=save_for_backward)
+        out_TNE = q_TND.new_empty((q_TND.shape[0], plan.heads.q, value_dim))
+        _zero_padding(plan, out_TNE)
+        lse = q_TND.new_empty(plan.lse_size, dtype=_accumulator(q_TND.dtype))
+        q, k, v = plan.operands(q_TND, k_TND, v_TNE, fetched)
+        operands = _Operands(q, k, v, plan.q_operand(out_TNE, peer_out, value_dim), lse)
 
+        # Dispatch all chunks at once.
+        exchange = Exchange(plan, self.group, space)
+        chunks, idle = range(plan.chunks), plan.idle_forward
+        inbound = [exchange.dispatch(chunk, q, k, v) for chunk in chunks]
 
-def backward(
-    device_plan: DevicePlan,
-    group: dist.ProcessGroup,
-    workspace: Workspace,
-    dout_TNE: Tensor,
-    q_TND: Tensor,
-    k_TND: Tensor,
-    v_TNE: Tensor,
-    scale: float,
-    saved: ForwardResult,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of this worker's q, k and v, in their shapes.
-
-    dK and dV are summed in fp32 (fp64 for fp64): this worker's own part first, then the parts of
-    other workers, chunk by chunk in worker order, so that repeated runs are bit-identical.
-    """
-    # Allocate.
-    q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
-    memory, accum_dtype = device_plan.memory, _accumulator(q_TND.dtype)
-    accum, space = workspace.open(
-        q_TND.device, (accum_dtype, memory.exact), (q_TND.dtype, memory.backward)
-    )
-    fetched = space.take(memory.fetched) if device_plan.refetch else saved.fetched
-    q, k, v = device_plan.operands(q_TND, k_TND, v_TNE, fetched)
-    out = device_plan.q_operand(saved.out_TNE, saved.peer_out, device_plan.heads.value_dim)
-    operands = _Operands(q, k, v, out, saved.lse)
-    grads = _allocate_grads(device_plan, accum, space, dout_TNE.contiguous(), operands)
-    scratch = CastScratch(*(accum.take(elements) for elements in memory.wide))
-
-    # Dispatch all chunks at once: dO, and K, V and Q again where they were not saved.
-    exchange = Exchange(device_plan, group, space)
-    chunks, idle = range(device_plan.chunks), device_plan.idle_backward
-    douts, inbound = [], []
-    for chunk in chunks:
-        douts.append(exchange.post_queries(chunk, grads.dout))
-        if device_plan.refetch:
-            inbound.append(exchange.dispatch(chunk, q, k, v))
-    queries = [arriving.q for arriving in inbound] if device_plan.refetch else douts
-
-    # Attend and return, chunk by chunk, as in the forward.
-    returns = _GradReturns(exchange, scratch, grads)
-    for chunk in chunks[:idle]:
-        returns.post(chunk, queries[chunk])
-    _attend_backward(device_plan, LOCAL, operands, grads, scale)
-    for chunk in chunks:
-        if (dout := douts[chunk]) is not None:
-            with stage("wait"):
-                dout.wait()
-        if device_plan.refetch:
+        # Attend and return, chunk by chunk; returns of idle chunks come before all computation.
+        pending = [exchange.post_return(n, operands.out, inbound[n].q) for n in chunks[:idle]]
+        _attend(plan, LOCAL, operands, scale)
+        for chunk in chunks:
             exchange.complete(chunk, inbound)
-        _attend_backward(device_plan, chunk, operands, grads, scale)
-        if chunk >= idle:
+            _attend(plan, chunk, operands, scale)
+            if chunk >= idle:
+                pending.append(exchange.post_return(chunk, operands.out, inbound[chunk].q))
+        for output in pending:
+            if output is not None:
+                output.finish()
+        return ForwardResult(
+            out_TNE,
+            lse if save_for_backward else lse.new_empty(0),
+            peer_out if save_for_backward else q_TND.new_empty(0),
+            fetched if save_fetched else q_TND.new_empty(0),
+        )
+
+    def backward(
+        self,
+        dout_TNE: Tensor,
+        q_TND: Tensor,
+        k_TND: Tensor,
+        v_TNE: Tensor,
+        scale: float,
+        saved: ForwardResult,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of this worker's q, k and v, in their shapes.
+
+        dK and dV are summed in fp32 (fp64 for fp64): this worker's own part first, then the parts
+        of other workers, chunk by chunk in worker order, so that repeated runs are bit-identical.
+        """
+        # Allocate.
+        q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
+        plan, memory = self.device_plan, self.device_plan.memory
+        accum, space = self.workspace.open(
+            q_TND.device,
+            (_accumulator(q_TND.dtype), memory.exact),
+            (q_TND.dtype, memory.backward),
+        )
+        fetched = space.take(memory.fetched) if plan.refetch else saved.fetched
+        q, k, v = plan.operands(q_TND, k_TND, v_TNE, fetched)
+        out = plan.q_operand(saved.out_TNE, saved.peer_out, plan.heads.value_dim)
+        operands = _Operands(q, k, v, out, saved.lse)
+        grads = _allocate_grads(plan, accum, space, dout_TNE.contiguous(), operands)
+        scratch = CastScratch(*(accum.take(elements) for elements in memory.wide))
+
+        # Dispatch all chunks at once: dO, and K, V and Q again where they were not saved.
+        exchange = Exchange(plan, self.group, space)
+        chunks, idle = range(plan.chunks), plan.idle_backward
+        douts, inbound = [], []
+        for chunk in chunks:
+            douts.append(exchange.post_queries(chunk, grads.dout))
+            if plan.refetch:
+                inbound.append(exchange.dispatch(chunk, q, k, v))
+        queries = [arriving.q for arriving in inbound] if plan.refetch else douts
+
+        # Attend and return, chunk by chunk, as in the forward.
+        returns = _GradReturns(exchange, scratch, grads)
+        for chunk in chunks[:idle]:
             returns.post(chunk, queries[chunk])
-    returns.finish()
-    return grads.dq.local, grads.dk.local.to(k_TND.dtype), grads.dv.local.to(v_TNE.dtype)
+        _attend_backward(plan, LOCAL, operands, grads, scale)
+        for chunk in chunks:
+            if (dout := douts[chunk]) is not None:
+                with stage("wait"):
+                    dout.wait()
+            if plan.refetch:
+                exchange.complete(chunk, inbound)
+            _attend_backward(plan, chunk, operands, grads, scale)
+            if chunk >= idle:
+                returns.post(chunk, queries[chunk])
+        returns.finish()
+        return grads.dq.local, grads.dk.local.to(k_TND.dtype), grads.dv.local.to(v_TNE.dtype)
 
 
 class _GradReturns:

@@ -1,8 +1,9 @@
-"""Naming the rank that was lost, when a collective of the pool fails.
+"""Naming the lost rank when a collective of the pool fails.
 
-A dead process closes its connections, which wakes the ranks that were talking to it.  A ring leaves
-others waiting for neighbours that live.  So the first rank to notice calls the roll at the job's
-store, and ranks that wait look there once a second: all of them answer, the lost one doesn't.
+A dead process closes its connections, which wakes the ranks that were receiving from it.  In a ring
+other ranks keep waiting for neighbours that are alive.  So the first rank that fails opens a roll
+call at the job's store, and ranks that wait look for one once a second: every rank that is alive
+signs in, the lost rank does not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-_LOOK = timedelta(seconds=1)
+from libra.runtime.torch_private import default_store
+
+_POLL = timedelta(seconds=1)
 _GRACE_SECONDS = 5.0
 
 
@@ -24,23 +27,24 @@ class BrokenGroupError(RuntimeError):
 
 
 def finish(
-    work: dist.Work, group: dist.ProcessGroup, leaving: threading.Event | None = None
+    work: dist.Work | None, group: dist.ProcessGroup, leaving: threading.Event | None = None
 ) -> None:
     """Wait for an operation on a CPU group.
 
-    Raises BrokenGroupError if it fails, if another rank of the group met a failure meanwhile, or
-    once `leaving` is set.
+    Raises BrokenGroupError if the operation fails, if another rank of the group has opened a roll
+    call, or once `leaving` is set.
     """
+    assert work is not None, "this rank is not in the group"
     while not work.is_completed():
         try:
-            work.wait(_LOOK)
+            work.wait(_POLL)
         except RuntimeError:
             if work.is_completed():
                 break
             if leaving is not None and leaving.is_set():
                 raise BrokenGroupError("this rank is ending") from None
-            if _called(dist.get_process_group_ranks(group)):
-                raise BrokenGroupError("another rank of the pool met the failure") from None
+            if _is_called(dist.get_process_group_ranks(group)):
+                raise BrokenGroupError("another rank of the pool has seen the failure") from None
     try:
         work.wait()
     except RuntimeError as error:
@@ -53,7 +57,7 @@ def naming_lost_ranks(stage: str, ranks: Sequence[int]) -> Iterator[None]:
     try:
         yield
     except (BrokenGroupError, dist.DistBackendError) as error:
-        missing = _call_the_roll(ranks)
+        missing = _call_roll(ranks)
         if missing is None:
             named = "the job's store does not answer, its host is lost"
             if 0 in ranks:
@@ -71,18 +75,18 @@ def _roll(ranks: Sequence[int]) -> str:
     return f"libra/lost/{ranks[0]}"
 
 
-def _called(ranks: Sequence[int]) -> bool:
+def _is_called(ranks: Sequence[int]) -> bool:
     try:
-        return dist.distributed_c10d._get_default_store().check([f"{_roll(ranks)}/called"])
-    except RuntimeError:  # the store's host may have ended its own work: no news
+        return bool(default_store().check([f"{_roll(ranks)}/called"]))
+    except RuntimeError:  # the store's host may have ended its own work: no failure is known
         return False
 
 
-def _call_the_roll(ranks: Sequence[int]) -> list[int] | None:
-    """Ranks that don't sign in within the grace; None where the store is gone from the start."""
+def _call_roll(ranks: Sequence[int]) -> list[int] | None:
+    """Ranks that do not sign in within the grace; None if the store never answered."""
     missing: list[int] | None = None
     try:
-        store = dist.distributed_c10d._get_default_store()
+        store = default_store()
         store.set(f"{_roll(ranks)}/{dist.get_rank()}", "here")
         store.set(f"{_roll(ranks)}/called", "")
         until = time.monotonic() + _GRACE_SECONDS
@@ -90,5 +94,5 @@ def _call_the_roll(ranks: Sequence[int]) -> list[int] | None:
             missing = [rank for rank in ranks if not store.check([f"{_roll(ranks)}/{rank}"])]
             time.sleep(0.1)
     except RuntimeError:
-        pass  # its host has left before us: what we saw last stands
+        pass  # the store's host ended before this rank: the ranks missing by then stand
     return missing

@@ -1,37 +1,47 @@
-"""A microbatch: the sample bounds of one pool's microbatch, its plans, and the attention of its layers.
+"""A microbatch: the sample bounds of all packs of a pool, their plans, and attention under them.
 
-Operators take tensors and numbers only, so the attention operator finds its microbatch by number: the
-innermost active one, or the one whose number autograd kept.  That is what the two module-level
-tables are for; nothing else uses them.
+An operator takes tensors and numbers only, so the attention operator finds its microbatch by
+number: `INNERMOST`, or the serial that autograd saved.  The two module-level tables serve this
+look-up alone.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from libra.config import HeadShape
+from libra.config import HeadShape, PoolConfig
 from libra.plan.plan_pool import PoolPlan
-from libra.runtime import executor
 from libra.runtime.consensus import reach_consensus
-from libra.runtime.device_plan import DevicePlan, make_device_plan
+from libra.runtime.device_plan import make_device_plan
+from libra.runtime.executor import Executor, ForwardResult
 from libra.runtime.failure import naming_lost_ranks
 from libra.runtime.inputs import describe, find_problem, head_shape
-from libra.runtime.planner_thread import Planned, lengths_digest
-
-if TYPE_CHECKING:
-    from libra.runtime.pool import SequencePool
+from libra.runtime.kernels import kernel_for
+from libra.runtime.kernels.interface import Kernel
+from libra.runtime.planner_thread import Planned, Planner, lengths_digest
+from libra.runtime.process_groups import Groups, Membership
+from libra.runtime.speed import SpeedMeter
+from libra.runtime.workspace import Workspace
 
 IntArray = NDArray[np.int64]
+
+INNERMOST: Final = 0
+"""In place of a serial, which counts from 1: the microbatch of the innermost `with`."""
+
+logger = logging.getLogger(__name__)
 
 _serials = itertools.count(1)
 _microbatches: weakref.WeakValueDictionary[int, Microbatch] = weakref.WeakValueDictionary()
@@ -39,10 +49,10 @@ _active: list[Microbatch] = []
 
 
 def find_microbatch(serial: int) -> Microbatch:
-    """The microbatch of that number; 0 is the innermost active one.  Raises RuntimeError where there is
+    """The microbatch with that serial, or the innermost active one.  RuntimeError if there is
     none.
     """
-    if serial == 0:
+    if serial == INNERMOST:
         if not _active:
             raise RuntimeError(
                 "libra_attention was called outside a microbatch: wrap the forward in `with "
@@ -55,11 +65,76 @@ def find_microbatch(serial: int) -> Microbatch:
     microbatch = _microbatches.get(serial)
     if microbatch is None:
         raise RuntimeError(
-            f"microbatch {serial} is gone before its backward ran: more than "
-            "SequencePool(live_microbatches=...) microbatches "
-            "were started since; raise it"
+            f"microbatch {serial} was freed before its backward ran: more than "
+            "SequencePool(live_microbatches=...) microbatches were started since; raise it"
         )
     return microbatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolRuntime:
+    """State of a pool that its microbatches share."""
+
+    config: PoolConfig
+    membership: Membership
+    groups: Groups
+    planner: Planner
+    kernel_choice: str | Kernel | None
+    meter: SpeedMeter | None
+    workspace: Workspace = field(default_factory=Workspace)
+    heads: list[HeadShape] = field(default_factory=list)
+    """Head shapes for which every microbatch is planned."""
+    prefetched: list[Microbatch] = field(default_factory=list)
+    """Microbatches planned ahead, in order."""
+    faults: list[str] = field(default_factory=list)
+    """Reasons for which this rank, and so every rank, refuses all further calls."""
+    _kernels: dict[torch.device, Kernel] = field(default_factory=dict)
+    _streams: dict[torch.device, torch.cuda.Stream] = field(default_factory=dict)
+
+    def kernel(self, device: torch.device) -> Kernel:
+        """The attention kernel for a device.  ValueError if there is none."""
+        if device not in self._kernels:
+            kernel = kernel_for(device, self.kernel_choice)
+            self._kernels[device] = kernel if self.meter is None else self.meter.timed(kernel)
+        return self._kernels[device]
+
+    def multicast_stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        """The stream that waits between the hops of K and V; None on a CPU."""
+        if device.type != "cuda":
+            return None
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+    def fault(self) -> str | None:
+        """The first fault, if there is one."""
+        return self.faults[0] if self.faults else None
+
+    def plan_for(self, heads: HeadShape) -> None:
+        """Plan coming microbatches, and those already prefetched, for this head shape too."""
+        if heads not in self.heads:
+            self.heads.append(heads)
+            for microbatch in self.prefetched:
+                microbatch.start_planning(heads)
+
+    @contextmanager
+    def exchanging(self, stage: str) -> Iterator[None]:
+        """Surrounds the collectives of a call.
+
+        A call that raises leaves some under way, and this rank out of step with the others.  So its
+        memory is released, not used again, and later calls are refused on every rank.
+        """
+        try:
+            with naming_lost_ranks(stage, self.membership.ranks):
+                yield
+        except BaseException as error:
+            self.workspace.release()
+            self.faults.append(
+                f"an attention call ended midway ({type(error).__name__}: {error}) and left "
+                "transfers of this pool under way; make a new pool, with groups of its own"
+            )
+            logger.warning("pool of ranks %s: %s", self.membership.ranks, self.faults[-1])
+            raise
 
 
 class Microbatch:
@@ -68,7 +143,7 @@ class Microbatch:
     """
 
     def __init__(
-        self, pool: SequencePool, cu_seqlens: Sequence[IntArray], tokens: int, rows: int
+        self, runtime: PoolRuntime, cu_seqlens: Sequence[IntArray], tokens: int, rows: int
     ) -> None:
         self.serial = next(_serials)
         self.cu_seqlens = tuple(cu_seqlens)
@@ -80,9 +155,9 @@ class Microbatch:
         self.digest = lengths_digest(self.cu_seqlens)
         self.calls = 0
         """Attention calls so far, recomputed ones included."""
-        self._pool = pool
+        self._runtime = runtime
         self._planned: dict[HeadShape, Future[Planned]] = {}
-        self._programs: dict[tuple[HeadShape, torch.device], DevicePlan] = {}
+        self._executors: dict[tuple[HeadShape, torch.device], Executor] = {}
         _microbatches[self.serial] = self
 
     def __enter__(self) -> Microbatch:
@@ -100,132 +175,107 @@ class Microbatch:
 
     def start_planning(self, heads: HeadShape) -> Future[Planned]:
         """Plan for a head shape on the planner thread, once.  Collective: every rank asks for the
-        same shapes in turn.
+        same shapes in the same order.
         """
         if heads not in self._planned:
-            self._planned[heads] = self._pool.planner.submit(self.cu_seqlens, self.tokens, heads)
+            self._planned[heads] = self._runtime.planner.submit(self.cu_seqlens, self.tokens, heads)
         return self._planned[heads]
 
     def plan(self, heads: HeadShape | None = None) -> PoolPlan:
-        """The plan for `heads`, or for the only head shape seen so far."""
+        """The plan for `heads`, or for the only head shape so far.  Waits for it."""
         if heads is None:
             if len(self._planned) != 1:
                 raise ValueError(
-                    "microbatch.plan() without heads needs exactly one planned head shape; there are "
-                    f"{len(self._planned)}"
+                    "microbatch.plan() without heads needs exactly one planned head shape; there "
+                    f"are {len(self._planned)}"
                 )
             (heads,) = self._planned
-        with self._watch("planning"):
-            return self.start_planning(heads).result().plan
+        return self._wait_for_plan(heads).plan
 
     def attend(
-        self,
-        q_TND: torch.Tensor,
-        k_TND: torch.Tensor,
-        v_TNE: torch.Tensor,
-        scale: float,
-        keep: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Forward of one layer: (out, lse, outputs computed for others, fetched); the last three
-        empty unless `keep`.
-        """
-        pool = self._pool
+        self, q_TND: Tensor, k_TND: Tensor, v_TNE: Tensor, scale: float, save_for_backward: bool
+    ) -> ForwardResult:
+        """Forward of one layer."""
+        runtime = self._runtime
         self.calls += 1
         problem = (
-            pool.broken
+            runtime.fault()
             or find_problem(
-                q_TND, k_TND, v_TNE, self.rows, self.tokens, pool.config, pool.membership.cp_size
-            )
-            or self._missing_kernel(q_TND.device)
-        )
-        facts: dict[str, object] = {"scale": scale, "grad": keep}
-        if problem is None:
-            facts |= describe(q_TND, k_TND, v_TNE)
-        self._agree("attention", problem, facts)
-        device_plan = self._device_plan(head_shape(q_TND, k_TND, v_TNE), q_TND.device)
-        with pool.exchanging(), self._watch("the forward exchange"):
-            return executor.forward(
-                device_plan,
-                pool.groups.exchange,
-                pool.workspace,
                 q_TND,
                 k_TND,
                 v_TNE,
-                scale,
-                save_for_backward=keep,
+                self.rows,
+                self.tokens,
+                runtime.config,
+                runtime.membership.cp_size,
             )
+            or self._missing_kernel(q_TND.device)
+        )
+        facts: dict[str, object] = {"scale": scale, "grad": save_for_backward}
+        if problem is None:
+            facts |= describe(q_TND, k_TND, v_TNE)
+        self._agree("attention", problem, facts)
+        executor = self._executor(head_shape(q_TND, k_TND, v_TNE), q_TND.device)
+        with runtime.exchanging("the forward exchange"):
+            return executor.forward(q_TND, k_TND, v_TNE, scale, save_for_backward=save_for_backward)
 
     def refuse(self, problem: str) -> None:
-        """Raise ValueError for an attention call that is wrong on this rank, and on the others
-        that make the call.
-        """
+        """Raise ValueError for a wrong attention call, here and on the ranks that make the call."""
         self._agree("attention", problem, {})
 
     def attend_backward(
         self,
         call: int,
-        dout_TNE: torch.Tensor,
-        q_TND: torch.Tensor,
-        k_TND: torch.Tensor,
-        v_TNE: torch.Tensor,
+        dout_TNE: Tensor,
+        q_TND: Tensor,
+        k_TND: Tensor,
+        v_TNE: Tensor,
         scale: float,
-        out_TNE: torch.Tensor,
-        lse: torch.Tensor,
-        remote: torch.Tensor,
-        fetched: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        saved: ForwardResult,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Backward of one layer: (dq, dk, dv).
 
-        Agrees on the `call` first: a rank whose loss left out a call's output goes on to another
-        call's backward, or to the next microbatch, and all hear of it.
+        All ranks first agree on the `call`: a rank whose loss left out a call's output goes on to
+        another call's backward, or to the next microbatch, and then all ranks raise an error.
         """
-        pool = self._pool
-        self._agree("attention's backward", pool.broken, {"call": call})
-        device_plan = self._device_plan(head_shape(q_TND, k_TND, v_TNE), q_TND.device)
-        with pool.exchanging(), self._watch("the backward exchange"):
-            return executor.backward(
-                device_plan,
-                pool.groups.exchange,
-                pool.workspace,
-                dout_TNE,
-                q_TND,
-                k_TND,
-                v_TNE,
-                scale,
-                executor.ForwardResult(out_TNE, lse, remote, fetched),
-            )
+        self._agree("attention's backward", self._runtime.fault(), {"call": call})
+        executor = self._executor(head_shape(q_TND, k_TND, v_TNE), q_TND.device)
+        with self._runtime.exchanging("the backward exchange"):
+            return executor.backward(dout_TNE, q_TND, k_TND, v_TNE, scale, saved)
 
-    def _device_plan(self, heads: HeadShape, device: torch.device) -> DevicePlan:
+    def _executor(self, heads: HeadShape, device: torch.device) -> Executor:
         key = (heads, device)
-        if key not in self._programs:
-            with self._watch("planning"):
-                rank_plan = self.start_planning(heads).result().rank_plan
-            self._pool.remember(heads)
-            self._programs[key] = make_device_plan(
+        if key not in self._executors:
+            runtime = self._runtime
+            rank_plan = self._wait_for_plan(heads).rank_plan
+            runtime.plan_for(heads)
+            device_plan = make_device_plan(
                 rank_plan,
                 heads,
-                self._pool.kernel(device),
+                runtime.kernel(device),
                 device,
-                self._pool.multicast_stream(device),
-                refetch=self._pool.config.backward == "refetch",
+                runtime.multicast_stream(device),
+                refetch=runtime.config.backward == "refetch",
             )
-        return self._programs[key]
+            self._executors[key] = Executor(device_plan, runtime.groups.exchange, runtime.workspace)
+        return self._executors[key]
+
+    def _wait_for_plan(self, heads: HeadShape) -> Planned:
+        with naming_lost_ranks("planning", self._runtime.membership.ranks):
+            return self.start_planning(heads).result()
 
     def _missing_kernel(self, device: torch.device) -> str | None:
         try:
-            self._pool.kernel(device)
+            self._runtime.kernel(device)
         except ValueError as error:
             return str(error)
         return None
 
     def _agree(self, where: str, problem: str | None, facts: Mapping[str, object]) -> None:
-        with self._watch(where):
+        with naming_lost_ranks(where, self._runtime.membership.ranks):
             reach_consensus(
-                self._pool.groups.agreement,
+                self._runtime.groups.consensus,
                 where,
                 problem,
                 {"microbatch": f"{self.digest:x}", **facts},
             )
-
-    def _watch(self, stage: str) -> AbstractContextManager[None]:
-        return naming_lost_ranks(stage, self._pool.membership.ranks)

@@ -1,16 +1,20 @@
-"""The coordinator plans on its own CPU thread, ahead of the device; every worker receives the plan
-as one flat buffer.
+"""The planner thread of a rank: plans ahead of the device while other microbatches are computed.
 
-All ranks of a pool submit the same jobs in the same order, each to its one planner thread, so the
-broadcasts line up.
+    worker 0        speeds -> plan_pool -> | broadcast | -> rank plan
+    other workers   speeds                 | broadcast | -> rank plan
+
+All ranks of a pool submit the same jobs in the same order, each to its one planner thread, so that
+the broadcasts match.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -25,7 +29,7 @@ from libra.config import HeadShape, PoolConfig
 from libra.plan.plan_pool import PoolPlan, plan_pool
 from libra.plan.rank_plan import RankPlan, make_rank_plan
 from libra.plan.wire import fingerprint
-from libra.runtime.consensus import reach_consensus
+from libra.runtime.consensus import gather, reach_consensus
 from libra.runtime.failure import finish
 from libra.runtime.speed import SpeedMeter, relative_speeds
 
@@ -36,10 +40,12 @@ _LEAVE_SECONDS = 3.0
 _Result = TypeVar("_Result")
 _Jobs = SimpleQueue[Callable[[], None] | None]
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A plan and this worker's rank_plan through it."""
+    """A plan and this worker's share of it."""
 
     plan: PoolPlan
     rank_plan: RankPlan
@@ -56,16 +62,16 @@ class Planner:
         config: PoolConfig,
         meter: SpeedMeter | None = None,
     ) -> None:
-        self._meter = meter
         self._group = group
         self._worker = worker
         self._cp_size = cp_size
         self._config = config
+        self._meter = meter
         self._jobs: _Jobs = SimpleQueue()
         self._leaving = threading.Event()
         self._closed = False
         self.submitted = 0
-        """Jobs so far, the same on every rank that is in step."""
+        """Number of jobs so far, equal on all ranks that are in step."""
         # A daemon: a rank that fails elsewhere must not wait for a thread that waits for others.
         self._thread = threading.Thread(
             target=_work, args=(self._jobs,), name="libra-planner", daemon=True
@@ -81,11 +87,20 @@ class Planner:
         return self._submit(lambda: self._plan(tuple(cu_seqlens), tokens, heads))
 
     def catch_up(self, submitted: int) -> None:
-        """Fill up to `submitted` jobs where other ranks have more; theirs then end as refused."""
+        """Add refusals up to `submitted` jobs where other ranks have more; their jobs then fail."""
         while self.submitted < submitted:
-            self._submit(
-                lambda: reach_consensus(self._group, "no planning", None, {}, self._leaving)
-            )
+            self._submit(lambda: self._agree("no planning", None, {}))
+
+    def shutdown(self) -> None:
+        """Finish the jobs submitted so far and end the thread.
+
+        Jobs that have not started are not cancelled: other ranks may have started theirs, and
+        would wait for this rank.
+        """
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+        self._thread.join()
 
     def _submit(self, job: Callable[[], _Result]) -> Future[_Result]:
         if self._closed:
@@ -95,32 +110,25 @@ class Planner:
         self._jobs.put(lambda: _fulfil(future, job))
         return future
 
-    def shutdown(self) -> None:
-        """Finish the jobs submitted so far and let the thread end.
-
-        Cancelling those that have not started would leave a rank whose thread is further ahead
-        waiting for the others.
-        """
-        if not self._closed:
-            self._closed = True
-            self._jobs.put(None)
-        self._thread.join()
-
     def _plan(self, cu_seqlens: tuple[IntArray, ...], tokens: int, heads: HeadShape) -> Planned:
-        reach_consensus(
-            self._group,
-            "planning",
-            None,
-            {
-                "configuration": self._config,
-                "heads": heads,
-                "CP": self._cp_size,
-                "tokens": tokens,
-                "lengths": f"{lengths_digest(cu_seqlens):x}",
-            },
-            self._leaving,
-        )
-        speeds = None if self._meter is None else relative_speeds(self._readings(self._meter))
+        """The body of a job; collective over the pool's planner threads."""
+        start = time.perf_counter()
+        # Step 1: all ranks agree on the microbatch, and share their measured speeds.
+        digest = lengths_digest(cu_seqlens)
+        facts = {
+            "configuration": self._config,
+            "heads": heads,
+            "CP": self._cp_size,
+            "tokens": tokens,
+            "lengths": f"{digest:x}",
+        }
+        self._agree("planning", None, facts)
+        speeds = None
+        if self._meter is not None:
+            reading = torch.tensor(self._meter.reading)
+            speeds = relative_speeds(gather(self._group, reading, self._leaving).numpy())
+
+        # Step 2: worker 0 plans.
         plan, problem = None, None
         if self._worker == 0:
             try:
@@ -132,37 +140,38 @@ class Planner:
                     tokens=tokens,
                     speeds=speeds,
                 )
-            except Exception as error:  # whatever it is, the others must hear of it
+            except Exception as error:  # of any type: all ranks have to raise it
                 problem = str(error) or type(error).__name__
-        reach_consensus(self._group, "plan made", problem, {}, self._leaving)
+        self._agree("plan made", problem, {})
+
+        # Step 3: all workers receive the plan, and agree that it is this microbatch's.
         buffer = self._broadcast(None if plan is None else plan.to_buffer())
-        facts = {}
+        received: dict[str, object] = {}
         try:
             plan = PoolPlan.from_buffer(buffer, self._config, heads) if plan is None else plan
-            self._check(plan, cu_seqlens, tokens)
-            facts = {"plan": f"{plan.digest():x}"}
+            self._check(plan, tokens, digest)
+            received = {"plan": f"{plan.digest():x}"}
         except ValueError as error:  # a foreign or damaged buffer, or another microbatch's plan
             problem = str(error)
-        reach_consensus(self._group, "plan received", problem, facts, self._leaving)
+        self._agree("plan received", problem, received)
         assert plan is not None
-        return Planned(plan, make_rank_plan(plan, self._worker))
+        planned = Planned(plan, make_rank_plan(plan, self._worker))
+        _log_plan(plan, time.perf_counter() - start)
+        return planned
 
-    def _check(self, plan: PoolPlan, cu_seqlens: tuple[IntArray, ...], tokens: int) -> None:
-        wanted = (tokens, self._cp_size, lengths_digest(cu_seqlens))
-        if (plan.tokens, plan.cp_size, lengths_digest(plan.cu_seqlens)) != wanted:
+    def _check(self, plan: PoolPlan, tokens: int, digest: int) -> None:
+        expected = (tokens, self._cp_size, digest)
+        if (plan.tokens, plan.cp_size, lengths_digest(plan.cu_seqlens)) != expected:
             raise ValueError(
-                f"the plan is for another microbatch: {plan.tokens} tokens at CP {plan.cp_size}, not "
-                f"{tokens} at CP {self._cp_size}, or other sample lengths"
+                f"the plan is for another microbatch: {plan.tokens} tokens at CP {plan.cp_size}, "
+                f"not {tokens} at CP {self._cp_size}, or other sample lengths"
             )
 
-    def _readings(self, meter: SpeedMeter) -> IntArray:
-        """Every worker's measured speed, int64 [workers]."""
-        mine = torch.tensor([meter.reading])
-        every = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._group))]
-        self._finish(dist.all_gather(every, mine, group=self._group, async_op=True))
-        return torch.cat(every).numpy()
+    def _agree(self, where: str, problem: str | None, facts: Mapping[str, object]) -> None:
+        reach_consensus(self._group, where, problem, facts, self._leaving)
 
     def _broadcast(self, buffer: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+        """Worker 0's buffer; the other workers give None."""
         size = torch.tensor([0 if buffer is None else len(buffer)])
         self._finish(dist.broadcast(size, group=self._group, group_src=0, async_op=True))
         data = torch.empty(int(size), dtype=torch.uint8)
@@ -172,8 +181,24 @@ class Planner:
         return data.numpy()
 
     def _finish(self, work: dist.Work | None) -> None:
-        assert work is not None
         finish(work, self._group, self._leaving)
+
+
+def lengths_digest(cu_seqlens: Sequence[IntArray]) -> int:
+    """63-bit fingerprint of a pool's sample bounds."""
+    counts = np.array([len(cu) for cu in cu_seqlens], dtype=np.int64)
+    return fingerprint(np.concatenate([counts, *cu_seqlens], dtype=np.int64).tobytes())
+
+
+def _log_plan(plan: PoolPlan, seconds: float) -> None:
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug(
+            "plan of %d workers ready in %.1f ms: imbalance %.2f%%, forward traffic %d bytes",
+            plan.workers,
+            1e3 * seconds,
+            100 * plan.imbalance,
+            plan.traffic.sum(),
+        )
 
 
 def _work(jobs: _Jobs) -> None:
@@ -183,22 +208,14 @@ def _work(jobs: _Jobs) -> None:
 
 def _fulfil(future: Future[_Result], job: Callable[[], _Result]) -> None:
     try:
-        result = job()
-    except BaseException as error:  # the thread that asks for the result shall have it
+        future.set_result(job())
+    except BaseException as error:  # raised in the thread that asks for the result
         future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 def _leave(planner: weakref.ref[Planner]) -> None:
-    """At the process's end: a thread that waits for other ranks stops waiting."""
+    """At the end of the process, end a thread that waits for other ranks."""
     if (left := planner()) is not None:
         left._leaving.set()
         left._jobs.put(None)
         left._thread.join(_LEAVE_SECONDS)
-
-
-def lengths_digest(cu_seqlens: Sequence[IntArray]) -> int:
-    """63-bit fingerprint of a pool's sample bounds."""
-    counts = np.array([len(cu) for cu in cu_seqlens], dtype=np.int64)
-    return fingerprint(np.concatenate([counts, *cu_seqlens], dtype=np.int64).tobytes())

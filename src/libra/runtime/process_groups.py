@@ -1,31 +1,36 @@
-"""Who is in a pool: from a device mesh to the ranks of this rank's pool, and their process
-groups.
+"""From a device mesh to the ranks of this rank's pool, and the pool's process groups.
+
+mesh (pp, dp, cp) = (2, 4, 2), pool_size 2: each pool has 2 replicas of 2 CP ranks
+
+pp 0:  dp 0 | dp 1     -> pool of ranks  0  1  2  3
+       dp 2 | dp 3     -> pool of ranks  4  5  6  7
+pp 1:  the same again  -> pools of ranks 8 .. 11 and 12 .. 15
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+
+from libra.runtime.torch_private import default_store, default_timeout, group_count
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The pools of a mesh, ranks in worker order (replica-major, CP-minor), and this rank's
-    place.
-    """
+    """The pools of a mesh, and this rank's place in them."""
 
     pools: tuple[tuple[int, ...], ...]
-    """Global ranks of every pool of the mesh, in one order on all ranks."""
+    """Global ranks of every pool in worker order (replica-major, CP-minor); equal on all ranks."""
     pool: int
-    """This rank's pool among them."""
+    """Index of this rank's pool."""
     worker: int
-    """This rank in its pool."""
+    """Index of this rank in its pool."""
     cp_size: int
 
     @property
@@ -33,17 +38,22 @@ class Membership:
         """Global ranks of this rank's pool, in worker order."""
         return self.pools[self.pool]
 
+    @property
+    def replica(self) -> int:
+        """Index of this rank's pack among the packs of its pool."""
+        return self.worker // self.cp_size
+
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The process groups of one pool, the same members in the same order.
+    """The process groups of one pool, with the same members in the same order.
 
-    Three, because operations on one group must be issued in one order: tensors, per-call agreement,
-    and the planner thread.
+    There are three, because operations on one group must be issued in one order: tensors, the
+    consensus of each call, and the planner thread.
     """
 
     exchange: dist.ProcessGroup
-    agreement: dist.ProcessGroup
+    consensus: dist.ProcessGroup
     planner: dist.ProcessGroup
 
 
@@ -53,9 +63,9 @@ def find_membership(
     """This rank's pool in `mesh`: P contiguous replicas along the `dp` dimensions, with all their
     `cp` ranks.
 
-    Other dimensions (pipeline, tensor, expert) keep this rank's coordinate, so that each makes
-    pools of its own. Raises ValueError for unknown dimensions or a data-parallel size that P
-    doesn't divide.
+    In other dimensions (pipeline, tensor, expert) a pool has one coordinate, so that each
+    coordinate has pools of its own.  Raises ValueError for unknown dimensions or a data-parallel
+    size that P does not divide.
     """
     names = mesh.mesh_dim_names or ()
     dp_names = (dp,) if isinstance(dp, str) else tuple(dp)
@@ -67,11 +77,12 @@ def find_membership(
         )
     if mesh.get_coordinate() is None:
         raise ValueError("this rank is outside the mesh; make the pool on the mesh's ranks only")
-    wanted = [names.index(name) for name in dp_names] + ([names.index(cp)] if cp in names else [])
-    others = [axis for axis in range(len(names)) if axis not in wanted]
-    grid = mesh.mesh.cpu().numpy().transpose(others + wanted)
+    # Move the dp dimensions, then cp, to the end: the ranks of each pool then are neighbours.
+    pooled = [names.index(name) for name in dp_names] + ([names.index(cp)] if cp in names else [])
+    others = [axis for axis in range(len(names)) if axis not in pooled]
+    grid = mesh.mesh.cpu().numpy().transpose(others + pooled)
     cp_size = grid.shape[-1] if cp in names else 1
-    dp_size = int(np.prod([mesh.mesh.shape[names.index(name)] for name in dp_names]))
+    dp_size = math.prod(mesh.mesh.shape[names.index(name)] for name in dp_names)
     if dp_size % pool_size:
         raise ValueError(
             f"pool_size {pool_size} does not divide the data-parallel size {dp_size} "
@@ -79,12 +90,7 @@ def find_membership(
         )
     pools = grid.reshape(-1, pool_size * cp_size)
     ((pool, worker),) = np.argwhere(pools == dist.get_rank()).tolist()
-    return Membership(
-        pools=tuple(tuple(ranks) for ranks in pools.tolist()),
-        pool=pool,
-        worker=worker,
-        cp_size=cp_size,
-    )
+    return Membership(tuple(map(tuple, pools.tolist())), pool, worker, cp_size)
 
 
 def make_groups(
@@ -92,66 +98,44 @@ def make_groups(
 ) -> Groups:
     """Process groups of this rank's pool.
 
-    Where the mesh spans the job, all ranks make all groups in one order, as torch wants it.  A
-    smaller mesh (one pipeline stage's, say) can't ask that of ranks outside: there only the members
-    take part, which torch gets right only if they have made equally many groups before.  Raises
-    RuntimeError where they haven't.
+    Where the mesh spans the job, all ranks make all groups in one order, as torch requires.  For a
+    smaller mesh (of one pipeline stage, say) the members alone make theirs, which torch gets right
+    only if they have made equally many groups before.  Raises RuntimeError if they have not.
     """
-    if timeout is None:
-        timeout = _job_timeout(device_type)
+    timeout = default_timeout(device_type) if timeout is None else timeout
     everyone = sum(map(len, membership.pools)) == dist.get_world_size()
     if not everyone:
         _check_equal_history(membership.ranks)
+    pools = membership.pools if everyone else (membership.ranks,)
 
     def group(backend: str | None) -> dist.ProcessGroup:
-        if not everyone:
-            return _made(
-                dist.new_group(
-                    list(membership.ranks),
-                    timeout=timeout,
-                    backend=backend,
-                    use_local_synchronization=True,
-                )
-            )
         groups = [
-            dist.new_group(list(ranks), timeout=timeout, backend=backend)
-            for ranks in membership.pools
+            dist.new_group(
+                list(ranks),
+                timeout=timeout,
+                backend=backend,
+                use_local_synchronization=not everyone,
+            )
+            for ranks in pools
         ]
-        return _made(groups[membership.pool])
+        mine = groups[pools.index(membership.ranks)]
+        assert isinstance(mine, dist.ProcessGroup)
+        return mine
 
     return Groups(
         exchange=group("gloo" if device_type == "cpu" else None),
-        agreement=group("gloo"),
+        consensus=group("gloo"),
         planner=group("gloo"),
     )
 
 
-def _job_timeout(device_type: str) -> timedelta | None:
-    """The timeout that the job gave its default group, which new groups don't take over."""
-    world = dist.group.WORLD
-    if world is None:
-        return None
-    try:
-        backend = world._get_backend(torch.device(device_type))
-    except RuntimeError:  # the default group has no backend for this device
-        return None
-    options = getattr(backend, "options", None)  # thread-based test groups have none
-    return getattr(options, "_timeout", None)
-
-
-def _made(group: object) -> dist.ProcessGroup:
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
 def _check_equal_history(ranks: Sequence[int]) -> None:
     """Raise RuntimeError on every member if they have made different numbers of groups so far."""
-    store = dist.distributed_c10d._get_default_store()
-    count = len(dist.distributed_c10d._world.pg_names)
-    place = f"libra/groups/{'-'.join(map(str, ranks))}"
-    turn = store.add(f"{place}/rounds/{dist.get_rank()}", 1)  # a pool may be made twice
-    store.set(f"{place}/{turn}/{dist.get_rank()}", str(count))
-    counts = {rank: int(store.get(f"{place}/{turn}/{rank}")) for rank in ranks}
+    store, rank = default_store(), dist.get_rank()
+    key = f"libra/groups/{'-'.join(map(str, ranks))}"
+    turn = store.add(f"{key}/rounds/{rank}", 1)  # a pool may be made twice
+    store.set(f"{key}/{turn}/{rank}", str(group_count()))
+    counts = {other: int(store.get(f"{key}/{turn}/{other}")) for other in ranks}
     if len(set(counts.values())) > 1:
         raise RuntimeError(
             "the ranks of this pool have made different numbers of process groups so far: "

@@ -1,18 +1,45 @@
-"""Named stages of a layer, for profilers to show."""
+"""All of torch's private names that Libra uses, and the profiler stages that need one of them.
+
+Torch may change such names in any release: then only this file has to follow.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch.profiler import record_function
 
-_UNSEEN: Final = nullcontext()
+_NO_PROFILER: Final = nullcontext()
 
 
 def stage(name: str) -> AbstractContextManager[object]:
-    """A stage `libra::{name}`.  While no profiler runs it is nothing: a range costs 20 us then."""
-    # torch's own optimizers ask the same flag; without it every stage is recorded.
-    seen = getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
-    return record_function(f"libra::{name}") if seen else _UNSEEN
+    """A profiler range `libra::{name}`.  Free while no profiler runs; a range costs 20 us then."""
+    # torch's own optimizers read the same flag; without the flag every stage is recorded.
+    enabled = getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
+    return record_function(f"libra::{name}") if enabled else _NO_PROFILER
+
+
+def default_store() -> dist.distributed_c10d.Store:
+    """The key-value store with which the job's processes found each other."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def group_count() -> int:
+    """Number of process groups that this rank has made so far and not destroyed."""
+    return len(dist.distributed_c10d._world.pg_names)
+
+
+def default_timeout(device_type: str) -> timedelta | None:
+    """Timeout of the job's default group, which torch does not pass on to new groups."""
+    if dist.group.WORLD is None:
+        return None
+    try:
+        backend = dist.group.WORLD._get_backend(torch.device(device_type))
+    except RuntimeError:  # the default group has no backend for this device
+        return None
+    options = getattr(backend, "options", None)  # thread-based test groups have none
+    return getattr(options, "_timeout", None)
