@@ -26,7 +26,8 @@ from libra.config import PoolConfig
 from libra.corpus import Format, load_lengths
 from libra.corpus.read import STDIN
 from libra.cost.attention_time import AttentionTime
-from libra.cost.description import describe, preset
+from libra.cost.description import describe
+from libra.cost.fields import find_preset
 from libra.cost.models import MODELS, Model
 from libra.cost.parallelism import Parallelism, Recompute
 from libra.cost.published import cluster_table
@@ -192,7 +193,7 @@ def make_study(options: SimulateOptions) -> StudyConfig:
     """The study that the options ask for.  Raises ValueError."""
     described = describe(options.cluster)
     cluster = described.cluster
-    model: Model = described.model or preset("model", options.model, MODELS)
+    model: Model = described.model or find_preset("model", options.model, MODELS)
     spread = described.parallelism or Parallelism(
         dp=options.dp,
         cp=options.cp,

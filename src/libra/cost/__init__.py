@@ -1,45 +1,42 @@
-"""A cost model of training: machines, models, attention kernels and what a step of them takes.
+"""A cost model of training: seconds and bytes of a step, from a description of the machine.
 
-Start from `step.py`, which says where ranks wait for each other; every file says at its top what
-it simplifies.  Units are SI.
+    Cluster ──────────────┬────────────────────────────┐
+    kernel table ─────────┤                            │
+    plan of a pool ──> AttentionTime ──> seconds ──> step_seconds ──> tokens per second
+                          of one layer                 │
+    Model, Parallelism ───┬────────────────────────────┘
+                          └──> rank_memory ──> bytes of a GPU
+
+The function to call is `step_seconds`; `AttentionTime` makes the attention seconds that it takes.
+Clusters and models are presets or come from description files (`describe`).  Every file says at its
+top which simplifications it makes.  Units are SI.
 """
 
 from __future__ import annotations
 
-from libra.cost.attention_time import AttentionTime, attend_seconds
-from libra.cost.description import Description, describe, preset, read_description
+from libra.cost.attention_time import AttentionTime
+from libra.cost.description import describe
 from libra.cost.hardware import CLUSTERS, Cluster
 from libra.cost.kernel_table import KernelTable
-from libra.cost.memory import RankMemory, rank_memory
-from libra.cost.microbatch import MicrobatchSeconds, microbatch_seconds
+from libra.cost.memory import rank_memory
 from libra.cost.models import MODELS, Model
 from libra.cost.parallelism import Parallelism
-from libra.cost.published import cluster_table, published_table
-from libra.cost.step import StepSeconds, step_schedule, step_seconds
-from libra.cost.table_file import read_kernel_table, write_kernel_table
+from libra.cost.published import published_table
+from libra.cost.step import StepSeconds, step_seconds
+from libra.cost.table_file import read_kernel_table
 
 __all__ = [
     "CLUSTERS",
     "MODELS",
     "AttentionTime",
     "Cluster",
-    "Description",
     "KernelTable",
-    "MicrobatchSeconds",
     "Model",
     "Parallelism",
-    "RankMemory",
     "StepSeconds",
-    "attend_seconds",
-    "cluster_table",
     "describe",
-    "microbatch_seconds",
-    "preset",
     "published_table",
     "rank_memory",
-    "read_description",
     "read_kernel_table",
-    "step_schedule",
     "step_seconds",
-    "write_kernel_table",
 ]

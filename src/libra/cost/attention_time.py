@@ -6,29 +6,17 @@ plan ──> kernel segments ── kernel table ──> seconds of each worker 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
 
 import numpy as np
 
 from libra.cost.hardware import Cluster
-from libra.cost.kernel_table import DIRECTIONS, Direction, KernelTable
+from libra.cost.kernel_table import Direction, KernelTable
 from libra.cost.timeline import AttendSeconds, Timeline, pool_timeline
 from libra.plan.attention_calls import LOCAL, PoolSegments, pool_segments
 from libra.plan.memory import pool_memory
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.traffic import PoolTraffic, pool_traffic
-
-_MOVED: Final = (
-    "dispatched",
-    "relayed",
-    "returned",
-    "backward_dispatched",
-    "backward_relayed",
-    "backward_collected",
-    "backward_returned",
-)
-"""Bytes of a `PoolTraffic`, [chunks, workers, workers]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,20 +66,22 @@ class AttentionTime:
         traffic = pool_traffic(plan, work)
 
         def play(direction: Direction) -> Timeline:
-            attend = attend_seconds(
-                work,
-                self.table,
-                workers=plan.workers,
-                chunks=plan.head_groups.chunks,
+            return pool_timeline(
+                traffic,
+                attend_seconds(
+                    work,
+                    self.table,
+                    workers=plan.workers,
+                    chunks=plan.head_groups.chunks,
+                    direction=direction,
+                ),
+                self.cluster,
                 direction=direction,
+                tp=self.tp,
+                overlap=self.overlap,
             )
-            played = traffic
-            if not self.overlap:
-                played, attend = _one_after_the_other(traffic, attend)
-            return pool_timeline(played, attend, self.cluster, direction=direction, tp=self.tp)
 
-        forward, backward = map(play, DIRECTIONS)
-        return PoolTimelines(forward=forward, backward=backward, traffic=traffic)
+        return PoolTimelines(forward=play("forward"), backward=play("backward"), traffic=traffic)
 
     def __call__(self, plan: PoolPlan) -> AttentionCost:
         """Seconds and bytes of one plan and layer."""
@@ -127,17 +117,3 @@ def attend_seconds(
     total = total + np.bincount(calls, minlength=workers * columns) * table.call_seconds
     grid = total.reshape(workers, columns)
     return AttendSeconds(np.ascontiguousarray(grid[:, 0]), np.ascontiguousarray(grid[:, 1:]))
-
-
-def _one_after_the_other(
-    traffic: PoolTraffic, attend: AttendSeconds
-) -> tuple[PoolTraffic, AttendSeconds]:
-    """The same counts as one chunk, for whose arrival all work waits."""
-    whole = replace(
-        traffic,
-        local_pairs=np.zeros_like(traffic.local_pairs),
-        pairs=(traffic.local_pairs + traffic.pairs.sum(axis=1))[:, None],
-        **{moved: getattr(traffic, moved).sum(axis=0)[None] for moved in _MOVED},
-    )
-    waiting = (attend.local + attend.chunks.sum(axis=1))[:, None]
-    return whole, AttendSeconds(np.zeros_like(attend.local), waiting)

@@ -14,17 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, Literal
 
 from libra.config import PoolConfig
-from libra.cost.checks import (
-    check_choice,
-    check_count,
-    check_name,
-    check_positive,
-    check_share,
-)
+from libra.cost.fields import check_fields, read_presets
 
 AttentionFigures = Literal["flash-2", "flash-3", "flash-4"]
 
@@ -79,19 +72,10 @@ class Cluster:
     """Which published attention figures stand in where no calibrated table is given."""
 
     def __post_init__(self) -> None:
-        check_name("Cluster.name", self.name)
-        for field in (
-            *("peak_flops", "memory_bytes", "memory_bandwidth"),
-            *("within_node", "between_nodes"),
-        ):
-            check_positive(f"Cluster.{field}", getattr(self, field))
-        for field in ("within_node_latency", "between_nodes_latency"):
-            check_positive(f"Cluster.{field}", getattr(self, field), zero=True)
-        for field in ("matmul_fraction", "collective_efficiency", "usable_memory"):
-            check_share(f"Cluster.{field}", getattr(self, field))
-        check_count("Cluster.ranks_per_node", self.ranks_per_node)
-        check_choice(
-            "Cluster.attention_figures", self.attention_figures, ("flash-2", "flash-3", "flash-4")
+        check_fields(
+            self,
+            zero=("within_node_latency", "between_nodes_latency"),
+            shares=("matmul_fraction", "collective_efficiency", "usable_memory"),
         )
 
     @property
@@ -115,44 +99,5 @@ class Cluster:
         return config.replace(ranks_per_node=self.workers_per_node(tp))
 
 
-# Throughputs: dense is half of what the sheets print "with sparsity".  Networks: one port a GPU.
-CLUSTERS: Final[Mapping[str, Cluster]] = MappingProxyType(
-    {
-        "a100": Cluster(
-            name="A100 SXM 80 GB",
-            peak_flops=312e12,  # NVIDIA A100 Tensor Core GPU data sheet: bfloat16, dense
-            memory_bytes=80e9,  # same sheet, 80GB SXM
-            memory_bandwidth=2.039e12,  # same sheet, 80GB SXM
-            within_node=300e9,  # same sheet: NVLink 600 GB/s, both directions
-            between_nodes=25e9,  # NVIDIA DGX A100 data sheet: one 200 Gb/s port a GPU
-            matmul_fraction=0.8,  # assumption: large matrix products come nearer to this peak
-            attention_figures="flash-2",
-        ),
-        "h100": Cluster(
-            name="H100 SXM",
-            peak_flops=989e12,  # NVIDIA H100 Tensor Core GPU data sheet: 1,979 with sparsity
-            memory_bytes=80e9,  # same sheet, SXM
-            memory_bandwidth=3.35e12,  # same sheet, SXM
-            within_node=450e9,  # same sheet: NVLink 900 GB/s, both directions
-            between_nodes=50e9,  # NVIDIA DGX H100 data sheet: one 400 Gb/s port a GPU
-        ),
-        "h200": Cluster(
-            name="H200 SXM",
-            peak_flops=989e12,  # NVIDIA H200 Tensor Core GPU data sheet: 1,979 with sparsity
-            memory_bytes=141e9,  # same sheet
-            memory_bandwidth=4.8e12,  # same sheet
-            within_node=450e9,  # same sheet: NVLink 900 GB/s, both directions
-            between_nodes=50e9,  # NVIDIA DGX H200 data sheet: one 400 Gb/s port a GPU
-        ),
-        "b200": Cluster(
-            name="B200 SXM",
-            peak_flops=2.25e15,  # NVIDIA HGX data sheet, HGX B200: 36 PFLOP/s of 8 with sparsity
-            memory_bytes=180e9,  # NVIDIA DGX B200 data sheet: 1,440 GB of 8
-            memory_bandwidth=8e12,  # same sheet: 64 TB/s of 8
-            within_node=900e9,  # same sheet: NVLink 14.4 TB/s of 8, both directions
-            between_nodes=50e9,  # same sheet: one 400 Gb/s port a GPU
-            attention_figures="flash-4",
-        ),
-    }
-)
-"""Presets by the name that a description file uses."""
+CLUSTERS: Final[Mapping[str, Cluster]] = read_presets(Cluster, "cluster")
+"""Presets by the name that `--cluster` and description files use."""

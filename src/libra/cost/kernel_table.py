@@ -1,31 +1,33 @@
 """How fast attention runs, by the shape of its segments.
 
-A segment is q_len query rows against k_len >= q_len keys, its last row seeing all of them: exactly
-q_len * k_len - q_len (q_len - 1) / 2 query-key pairs a head.  A pair costs 2 (key dim + value dim)
-operations forward and 2.5 times that backward, the counting of the FlashAttention papers.  The
-table says which fraction of a peak rate a shape reaches, and so
+A segment is q_len query rows against k_len >= q_len keys, and its last row sees all of them: it has
+exactly q_len * k_len - q_len (q_len - 1) / 2 query-key pairs a head.  A pair costs 2 (key dim +
+value dim) operations forward and 2.5 times that backward, as the FlashAttention papers count.  The
+table holds the fraction of a peak rate that each shape reaches, and so
 
     seconds = operations / (peak * fraction)
 
-Fractions stand at grid points of (q_len, k_len / q_len, heads); between them their logarithm is
-linear in the logarithm of each, beyond the grid they stay as at its edge.
+Fractions are given at grid points of (q_len, k_len / q_len, heads).  Between them the logarithm of
+the fraction is linear in the logarithm of each axis; beyond the grid it keeps its value at the
+edge.
 
-What is simplified.  A fraction describes a segment in good company: a launch with enough segments
-and heads to fill the GPU.  Then the seconds of a launch are the sum of its segments', and what a
-half-empty GPU wastes is not seen.  What a kernel call costs besides is `call_seconds`, and not in
-`seconds`.
+Simplifications.  A fraction describes a segment in a call with enough segments and heads to fill
+the GPU.  The seconds of a call are then the sum of its segments' seconds; the share of a GPU that
+a smaller call leaves idle is not modelled.  The fixed time of a kernel call is `call_seconds`, and
+is not part of `seconds`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.cost.checks import check_choice, check_count, check_positive
-from libra.data.lengths import causal_pairs
+from libra.cost.fields import check_choice
+from libra.data.lengths import causal_pairs, check_count, check_number
 
 Direction = Literal["forward", "backward"]
 DIRECTIONS: Final[tuple[Direction, Direction]] = ("forward", "backward")
@@ -75,10 +77,10 @@ class KernelTable:
     def __post_init__(self) -> None:
         if not isinstance(self.source, str):
             raise ValueError(f"KernelTable.source is {self.source!r}; it must be text")
-        check_positive("KernelTable.peak_flops", self.peak_flops)
-        check_positive("KernelTable.call_seconds", self.call_seconds, zero=True)
+        check_number("KernelTable.peak_flops", self.peak_flops)
+        check_number("KernelTable.call_seconds", self.call_seconds, zero=True)
         if self.matmul_flops is not None:
-            check_positive("KernelTable.matmul_flops", self.matmul_flops)
+            check_number("KernelTable.matmul_flops", self.matmul_flops)
         check_count("KernelTable.key_dim", self.key_dim)
         check_count("KernelTable.value_dim", self.value_dim)
         for name, kind in (("q_len", np.int64), ("k_per_q", np.float64), ("heads", np.int64)):
@@ -95,17 +97,12 @@ class KernelTable:
         """Fraction of the peak that such segments reach; broadcasts.  Raises ValueError."""
         check_choice("direction", direction, DIRECTIONS)
         q, k, h = _check_segments(q_len, k_len, heads)
-        from libra.cost.interpolation import interpolate  # numba: where it is needed
-
-        points = np.broadcast_arrays(q, k, h)
-        found = interpolate(
-            np.log(self.q_len),
-            np.log(self.k_per_q),
-            np.log(self.heads),
+        logarithms = _interpolate(
+            (np.log(self.q_len), np.log(self.k_per_q), np.log(self.heads)),
             np.log(self.forward if direction == "forward" else self.backward),
-            *(np.ascontiguousarray(axis).ravel() for axis in points),
+            (np.log(q), np.log(k / q), np.log(h)),
         )
-        return np.asarray(found.reshape(points[0].shape))
+        return np.asarray(np.exp(logarithms))
 
     def seconds(
         self, q_len: ArrayLike, k_len: ArrayLike, heads: ArrayLike, *, direction: Direction
@@ -136,6 +133,35 @@ def segment_flops(
     pairs = causal_pairs(k - q, k).astype(np.float64) * np.asarray(heads, dtype=np.float64)
     times = BACKWARD_OPERATIONS if direction == "backward" else 1.0
     return np.asarray(pairs * (2 * (key_dim + value_dim) * times))
+
+
+def _interpolate(
+    grids: tuple[Floats, Floats, Floats], values: Floats, points: tuple[Floats, Floats, Floats]
+) -> Floats:
+    """`values` [Q, K, H] at `points` (q, k / q, heads) between grid points, as at the edge beyond
+    them; the points broadcast.
+
+    For example, on an axis with grid [0, 2, 6] the point 3 is a quarter of the way from index 1 to
+    index 2: three quarters of the value are that of index 1, one quarter is that of index 2.
+    """
+    # Step 1: on each axis, the grid points on both sides and the share of the way between them.
+    axes = []
+    for grid, at in zip(grids, points, strict=True):
+        last = len(grid) - 1
+        low = np.clip(np.searchsorted(grid, at, side="right") - 1, 0, last)
+        high = np.minimum(low + 1, last)
+        width = np.where(high > low, grid[high] - grid[low], 1.0)
+        share = np.where(high > low, np.maximum(at - grid[low], 0.0) / width, 0.0)
+        corners = [(low, 1 - share)]
+        if last:  # an axis of one grid point has no second corner
+            corners.append((high, share))
+        axes.append(corners)
+
+    # Step 2: the mean of the (at most) eight corners around a point.
+    total = np.zeros(np.broadcast_shapes(*(np.shape(at) for at in points)))
+    for (i, u), (j, v), (m, w) in product(*axes):
+        total += u * v * w * values[i, j, m]
+    return total
 
 
 def _check_segments(

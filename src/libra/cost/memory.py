@@ -1,17 +1,18 @@
-"""What one GPU holds at the worst moment of a step, in bytes.
+"""Bytes that one GPU holds at the worst moment of a step.
 
 - Parameters and gradients of its model chunks, sharded by tp, and the routed experts by ep too.
 - Optimizer states, spread over all ranks that hold the same parameters (cp x dp of them, ep times
   fewer for experts), as a distributed optimizer (ZeRO stage 1) does.
 - Activations.  With recomputation each layer keeps its input for every microbatch between its
-  forward and its backward, and one layer at a time is whole; without, all are.  How many
-  microbatches that is follows from the schedule's own order.
+  forward and its backward, and one layer at a time keeps all its activations; without
+  recomputation every layer does.  The schedule's order determines the number of microbatches.
 - Logits and their gradients, of `loss_rows` tokens at a time, on the last stage.
-- What Libra fetches, and keeps as it keeps activations, and its workspace, once for all layers.
+- Tensors that Libra fetches, which are kept as long as activations, and Libra's workspace, which
+  all layers share.
 
-What is simplified.  While one layer is whole its activations and as many gradients exist together;
-activations that every tp rank needs whole are counted sharded (sequence parallelism); weights
-gathered for a product and communication buffers are in `Cluster.usable_memory`.
+Simplifications.  While one layer keeps all its activations, as many gradients exist with them.
+Activations that every tp rank needs whole are counted as sharded (sequence parallelism).  Weights
+gathered for a product and communication buffers are part of `Cluster.usable_memory`.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ class Parameters:
 
     dense: float
     """Held by every cp x dp rank of the same tp and pp place."""
-
     routed: float
     """Routed experts: held by every cp x dp / ep of them."""
+    owned: float
+    """Those whose optimizer state the rank holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +46,16 @@ class RankMemory:
     kept: float
     """Activations that wait for their backward."""
     working: float
-    """Activations and gradients of the layer in work."""
+    """Activations and gradients of the layer that is being computed."""
     logits: float
     fetched: float
-    """What attention keeps of other workers, and for them."""
+    """Tensors that attention keeps of other workers, and for them."""
     workspace: float
-    """What one call of attention at a time takes for transfers and their gradients."""
+    """Tensors that one call of attention at a time allocates for transfers and gradients."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of all parts."""
         states = self.parameters + self.gradients + self.optimizer
         attention = self.fetched + self.workspace
         return states + self.kept + self.working + self.logits + attention
@@ -67,17 +69,17 @@ def rank_parameters(model: Model, parallelism: Parallelism, *, stage: int) -> Pa
     """
     layers = parallelism.chunk_layers(model) * parallelism.virtual_stages
     dense = layers * model.dense_layer_parameters
-    last = stage == parallelism.pp - 1
     if stage == 0:
         dense += model.embedding_parameters
-    if last:
+    if stage == parallelism.pp - 1:
         dense += model.hidden
         if not model.tied_embeddings or parallelism.pp > 1:
             dense += model.embedding_parameters
-    routed = layers * model.routed_layer_parameters
-    return Parameters(
-        dense=dense / parallelism.tp, routed=routed / (parallelism.tp * parallelism.ep)
-    )
+    dense_shard = dense / parallelism.tp
+    routed_shard = layers * model.routed_layer_parameters / (parallelism.tp * parallelism.ep)
+    replicas = parallelism.cp * parallelism.dp
+    owned = dense_shard / replicas + routed_shard * parallelism.ep / replicas
+    return Parameters(dense=dense_shard, routed=routed_shard, owned=owned)
 
 
 def rank_memory(
@@ -92,7 +94,7 @@ def rank_memory(
 
     `fetched` are the bytes that a call of attention keeps for its backward beyond a rank's own
     tensors, at the worst worker: without recomputation every layer keeps them.  `workspace` are
-    those that calls take in turn.
+    the bytes that all calls share, one call at a time.
     """
     if stage is None:
         every = (
@@ -101,8 +103,6 @@ def rank_memory(
         )
         return max(every, key=lambda memory: memory.total)
     mine = rank_parameters(model, parallelism, stage=stage)
-    replicas = parallelism.cp * parallelism.dp
-    owned = mine.dense / replicas + mine.routed * parallelism.ep / replicas
     order = schedule_order(
         parallelism.schedule,
         parallelism.pp,
@@ -112,16 +112,17 @@ def rank_memory(
     layers = most_in_flight(order[stage]) * parallelism.chunk_layers(model)
     row = parallelism.rows * parallelism.element_bytes / parallelism.tp
     layer = row * model.layer_elements
-    everything = parallelism.recompute == "none"
+    keeps_all = parallelism.recompute == "none"
+    # Logits exist as elements and once more in fp32 for the loss.
     loss_rows = min(parallelism.loss_rows, parallelism.rows)
-    logits = loss_rows * model.vocab * (parallelism.element_bytes + 4) / parallelism.tp  # and fp32
+    logits = loss_rows * model.vocab * (parallelism.element_bytes + 4) / parallelism.tp
     return RankMemory(
         parameters=(mine.dense + mine.routed) * parallelism.element_bytes,
         gradients=(mine.dense + mine.routed) * parallelism.gradient_bytes,
-        optimizer=owned * parallelism.optimizer_bytes,
-        kept=layers * (layer if everything else row * model.hidden),
-        working=layer if everything else 2 * layer,
+        optimizer=mine.owned * parallelism.optimizer_bytes,
+        kept=layers * (layer if keeps_all else row * model.hidden),
+        working=layer if keeps_all else 2 * layer,
         logits=logits if stage == parallelism.pp - 1 else 0.0,
-        fetched=fetched * (layers if everything else 1),
+        fetched=fetched * (layers if keeps_all else 1),
         workspace=workspace,
     )

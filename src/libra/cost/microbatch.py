@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from libra.cost.collectives import exchange_seconds, ring_seconds
 from libra.cost.hardware import Cluster
 from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
-from libra.cost.transfers import exchange_seconds, ring_seconds
 
 Seconds = NDArray[np.float64]
 
@@ -53,15 +53,6 @@ class LinearSeconds:
     def exchanges(self) -> float:
         """Transfers of one pass."""
         return self.tensor_parallel + self.expert_parallel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MicrobatchSeconds:
-    """Seconds of one model chunk and microbatch; shaped as the attention that was given."""
-
-    forward: Seconds
-    backward: Seconds
-    """With the recomputed forward, where there is one."""
 
 
 def layer_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -> LinearSeconds:
@@ -100,24 +91,27 @@ def microbatch_seconds(
     attention_forward: ArrayLike,
     attention_backward: ArrayLike,
     linear: ArrayLike = 1.0,
-    last: bool = True,
-) -> MicrobatchSeconds:
-    """Seconds of one model chunk for microbatches whose attention takes the seconds given.
+) -> tuple[Seconds, Seconds]:
+    """Forward and backward seconds of every model chunk, [chunks, ...] each, for microbatches whose
+    attention takes the seconds given.
 
-    `attention_forward` and `attention_backward` are one layer's, exchanges included, for any number
-    of microbatches; they broadcast.  `linear` are a microbatch's tokens over L, other than 1 where
-    packs differ in length: all that is not attention grows with them.  `last` says that the chunk
-    ends in the output projection and the loss.
+    `attention_forward` and `attention_backward` [...] are one layer's, exchanges included, for any
+    number of microbatches; they broadcast.  `linear` are a microbatch's tokens over L, other than 1
+    where packs differ in length: all work but attention grows with them.  The last chunk has the
+    output projection and the loss too.  The backward has the recomputed forward, where there is
+    one.
     """
-    forward = np.asarray(attention_forward, dtype=np.float64)
-    backward = np.asarray(attention_backward, dtype=np.float64)
-    share = np.asarray(linear, dtype=np.float64)
+    attention = np.broadcast_arrays(attention_forward, attention_backward, linear)
+    forward, backward, share = (np.asarray(values, dtype=np.float64) for values in attention)
     layers = parallelism.chunk_layers(model)
     layer = layer_seconds(model, parallelism, cluster)
     once = layers * (forward + share * layer.forward)
     again = once if parallelism.recompute == "full" else 0.0
     twice = layers * (backward + share * layer.backward) + again
-    if last:  # the loss is never run again: its backward follows at once
-        output = output_seconds(model, parallelism, cluster)
-        once, twice = once + share * output.forward, twice + share * output.backward
-    return MicrobatchSeconds(forward=np.asarray(once), backward=np.asarray(twice))
+    every = np.stack([once] * parallelism.chunks), np.stack([twice] * parallelism.chunks)
+
+    # The loss is never run again: its backward follows its forward at once.
+    output = output_seconds(model, parallelism, cluster)
+    every[0][-1] += share * output.forward
+    every[1][-1] += share * output.backward
+    return every

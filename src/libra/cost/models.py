@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from libra.config import HeadShape
-from libra.cost.checks import check_count, check_name
+from libra.cost.fields import check_fields, read_presets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +59,7 @@ class Model:
     """Whether queries and keys are normalised per head, with a weight each."""
 
     def __post_init__(self) -> None:
-        check_name("Model.name", self.name)
-        for field in (
-            *("layers", "hidden", "q_heads", "kv_heads", "head_dim", "ffn", "vocab"),
-            *("experts", "active_experts"),
-        ):
-            check_count(f"Model.{field}", getattr(self, field))
-        check_count("Model.shared_experts", self.shared_experts, least=0)
-        for field in ("tied_embeddings", "qk_norm"):
-            if not isinstance(getattr(self, field), bool):
-                raise ValueError(f"Model.{field} is {getattr(self, field)!r}; it is true or false")
+        check_fields(self, zero=("shared_experts",))
         if self.q_heads % self.kv_heads:
             raise ValueError(
                 f"Model.kv_heads {self.kv_heads} does not divide Model.q_heads {self.q_heads}"
@@ -119,12 +109,6 @@ class Model:
         return self.layers * layer + ends + self.hidden  # and the last norm
 
     @property
-    def active_parameters(self) -> int:
-        """Parameters that take part in one token, the whole embedding included."""
-        idle = (self.experts - self.active_experts) * self.expert_parameters
-        return self.parameters - self.layers * idle
-
-    @property
     def layer_flops(self) -> int:
         """FLOPs of one layer's matrix products for one token, forward."""
         serving = self.active_experts + self.shared_experts
@@ -135,11 +119,6 @@ class Model:
     def output_flops(self) -> int:
         """FLOPs of the output projection for one token, forward."""
         return 2 * self.embedding_parameters
-
-    @property
-    def flops_per_token(self) -> int:
-        """FLOPs of all linear layers for one token, forward; attention scores are not in it."""
-        return self.layers * self.layer_flops + self.output_flops
 
     @property
     def layer_elements(self) -> int:
@@ -168,56 +147,5 @@ class Model:
         return HeadShape(q=self.q_heads // tp, kv=kv, dim=self.head_dim, bytes=bytes)
 
 
-# Each from the config.json published with the weights: num_hidden_layers, hidden_size,
-# num_attention_heads, num_key_value_heads, head_dim (hidden_size / heads where absent),
-# intermediate_size or moe_intermediate_size, vocab_size, num_experts, num_experts_per_tok,
-# tie_word_embeddings.
-MODELS: Final[Mapping[str, Model]] = MappingProxyType(
-    {
-        "qwen3-30b-a3b": Model(  # Qwen/Qwen3-30B-A3B
-            name="Qwen3-30B-A3B",
-            layers=48,
-            hidden=2048,
-            q_heads=32,
-            kv_heads=4,
-            head_dim=128,
-            ffn=768,
-            vocab=151_936,
-            experts=128,
-            active_experts=8,
-            qk_norm=True,
-        ),
-        "qwen3-8b": Model(  # Qwen/Qwen3-8B
-            name="Qwen3-8B",
-            layers=36,
-            hidden=4096,
-            q_heads=32,
-            kv_heads=8,
-            head_dim=128,
-            ffn=12_288,
-            vocab=151_936,
-            qk_norm=True,
-        ),
-        "llama-3-8b": Model(  # meta-llama/Meta-Llama-3-8B
-            name="Llama-3-8B",
-            layers=32,
-            hidden=4096,
-            q_heads=32,
-            kv_heads=8,
-            head_dim=128,
-            ffn=14_336,
-            vocab=128_256,
-        ),
-        "llama-3-70b": Model(  # meta-llama/Meta-Llama-3-70B
-            name="Llama-3-70B",
-            layers=80,
-            hidden=8192,
-            q_heads=64,
-            kv_heads=8,
-            head_dim=128,
-            ffn=28_672,
-            vocab=128_256,
-        ),
-    }
-)
-"""Presets by the name that a description file uses."""
+MODELS: Final[Mapping[str, Model]] = read_presets(Model, "model")
+"""Presets by the name that `--model` and description files use."""

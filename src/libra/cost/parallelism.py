@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from libra.cost.checks import check_choice, check_count, check_share
+from libra.cost.fields import check_fields
 from libra.cost.models import Model
 from libra.cost.pipeline import ScheduleName
 
@@ -68,14 +68,7 @@ class Parallelism:
     """
 
     def __post_init__(self) -> None:
-        for field in (
-            *("dp", "cp", "global_batch", "tokens", "tp", "pp", "ep", "virtual_stages"),
-            *("element_bytes", "gradient_bytes", "optimizer_bytes", "loss_rows"),
-        ):
-            check_count(f"Parallelism.{field}", getattr(self, field))
-        check_share("Parallelism.gradient_overlap", self.gradient_overlap, zero=True)
-        check_choice("Parallelism.schedule", self.schedule, ("gpipe", "1f1b", "interleaved"))
-        check_choice("Parallelism.recompute", self.recompute, ("full", "none"))
+        check_fields(self, zero=("gradient_overlap",), shares=("gradient_overlap",))
         self._must_divide("dp", self.dp, "global_batch", self.global_batch)
         self._must_divide("cp", self.cp, "tokens", self.tokens)
         self._must_divide("ep", self.ep, "cp x dp", self.cp * self.dp)

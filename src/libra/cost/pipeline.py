@@ -5,30 +5,31 @@
     rank 1 | .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..
     rank 2 | .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..
 
-A model chunk is a run of layers.  Chunk c runs on rank c % ranks: without interleaving there is
-one a rank.  Every rank works through a fixed list of forwards and backwards, one at a time; an
-operation starts when its rank is free and what it needs has arrived: a forward needs the forward of
-the chunk before it, a backward the backward of the chunk after it, and the last chunk's backward
-its own forward.
+A model chunk is a run of layers.  Chunk c runs on rank c % ranks: without interleaving every rank
+has one chunk.  Every rank works through a fixed list of forwards and backwards, one at a time.  An
+operation starts when its rank is free and its input has arrived: a forward needs the forward of the
+chunk before it, a backward the backward of the chunk after it, and the last chunk's backward its
+own forward.
 
-What is simplified.  A transfer takes a fixed time and occupies neither rank; forwards and backwards
-are whole; the list's order never adapts to the times.  So the starts are longest paths in a fixed
-graph, and nothing that grows can end anything sooner.
+Simplifications.  A transfer takes a fixed time and occupies neither rank; forwards and backwards
+are never split; the order of the list does not adapt to the times.  So the starts are longest paths
+in a fixed graph, and a longer operation never makes another end sooner.
 
-Orders: GPipe from Huang et al. 2019, 1F1B from Narayanan et al. 2019 (PipeDream) and 2021, where
-interleaving is from as well ("Efficient Large-Scale Language Model Training on GPU Clusters").
+Orders: GPipe from Huang et al. 2019, 1F1B from Narayanan et al. 2019 (PipeDream) and 2021, which
+also introduced interleaving ("Efficient Large-Scale Language Model Training on GPU Clusters").
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import check_count
+from libra.cost.fields import check_choice
+from libra.data.lengths import check_count, check_number
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 Seconds = NDArray[np.float64]
@@ -37,14 +38,15 @@ Seconds = NDArray[np.float64]
 class Operation(NamedTuple):
     """One forward or backward of one model chunk and microbatch."""
 
-    backward: bool
+    backward: int
+    """0 for a forward, 1 for a backward."""
     chunk: int
     micro: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """When what runs, in seconds from the start.
+    """Start and end of every operation, in seconds.
 
     C chunks, M microbatches; further dimensions are independent pipelines, as they were given.
     """
@@ -52,23 +54,22 @@ class Schedule:
     ranks: int
     """Pipeline ranks; chunk c runs on rank c % ranks."""
     order: tuple[tuple[Operation, ...], ...]
-    """What each rank does, in order."""
-    forward_start: Seconds
-    """[C, M, ...], and so the others."""
-    forward_end: Seconds
-    backward_start: Seconds
-    backward_end: Seconds
+    """Operations of each rank, in order."""
+    start: Seconds
+    """[2, C, M, ...], forwards first."""
+    end: Seconds
+    """The same shape."""
 
     @property
     def makespan(self) -> Seconds:
         """When the last operation ends, [...]."""
-        return np.asarray(self.backward_end.max(axis=(0, 1)))
+        return np.asarray(self.end.max(axis=(0, 1, 2)))
 
     @property
     def busy(self) -> Seconds:
         """Seconds each rank works, [ranks, ...]."""
-        work = (self.forward_end - self.forward_start) + (self.backward_end - self.backward_start)
-        chunks = work.sum(axis=1)
+        forward, backward = self.end - self.start
+        chunks = (forward + backward).sum(axis=1)
         return np.stack([chunks[rank :: self.ranks].sum(axis=0) for rank in range(self.ranks)])
 
     @property
@@ -77,13 +78,6 @@ class Schedule:
         whole = self.ranks * self.makespan
         idle = whole - self.busy.sum(axis=0)
         return np.asarray(np.divide(idle, whole, out=np.zeros_like(whole), where=whole > 0))
-
-    @property
-    def bubble_ratio(self) -> Seconds:
-        """Idle time over work, [...]: the (p - 1) / m of the papers; 0 where nothing takes time."""
-        work = self.busy.sum(axis=0)
-        idle = self.ranks * self.makespan - work
-        return np.asarray(np.divide(idle, work, out=np.zeros_like(work), where=work > 0))
 
 
 def simulate_schedule(
@@ -108,68 +102,52 @@ def simulate_schedule(
             f"forward_seconds has shape {forward.shape} but backward_seconds {backward.shape}; "
             "both are [chunks, microbatches]"
         )
-    hop = float(_check_seconds("hop_seconds", np.full((1, 1), hop_seconds))[0, 0])
+    check_number("hop_seconds", hop_seconds, zero=True)
     chunks, micros = forward.shape[:2]
     ranks = chunks if ranks is None else check_count("ranks", ranks)
     if chunks % ranks:
         raise ValueError(f"{chunks} model chunks over {ranks} ranks; ranks must divide the chunks")
     order = schedule_order(schedule, ranks, micros, virtual_stages=chunks // ranks)
 
-    seconds = (forward, backward)
-    start = (np.zeros_like(forward), np.zeros_like(forward))
-    end = (np.zeros_like(forward), np.zeros_like(forward))
+    # Play the lists round and round: each rank goes as far as its inputs are there.
+    seconds = np.stack([forward, backward])
+    start, end = np.zeros_like(seconds), np.zeros_like(seconds)
     done: set[Operation] = set()
-    waiting = [0] * ranks  # the next operation of each rank
     free = [np.zeros(forward.shape[2:])] * ranks  # when each rank is free
-    ready = deque(range(ranks))
-    while ready:
-        rank = ready.popleft()
-        while waiting[rank] < len(order[rank]):
-            operation = order[rank][waiting[rank]]
-            before = needed(operation, chunks)
-            if before is not None and before not in done:
-                break
-            begin = free[rank]
-            if before is not None:
-                arrived = end[before.backward][before.chunk, before.micro]
-                begin = np.maximum(begin, arrived + (hop if before.chunk % ranks != rank else 0.0))
-            at = (operation.chunk, operation.micro)
-            start[operation.backward][at] = begin
-            free[rank] = begin + seconds[operation.backward][at]
-            end[operation.backward][at] = free[rank]
-            done.add(operation)
-            waiting[rank] += 1
-            ready.extend({(operation.chunk + step) % ranks for step in (-1, 1)} - {rank})
-    assert all(at == len(line) for at, line in zip(waiting, order, strict=True))
-    return Schedule(
-        ranks=ranks,
-        order=order,
-        forward_start=start[0],
-        forward_end=end[0],
-        backward_start=start[1],
-        backward_end=end[1],
-    )
+    waiting = [deque(line) for line in order]
+    while any(waiting):
+        played = len(done)
+        for rank, line in enumerate(waiting):
+            while line and ((before := needed(line[0], chunks)) is None or before in done):
+                operation = line.popleft()
+                begin = free[rank]
+                if before is not None:
+                    travel = hop_seconds if before.chunk % ranks != rank else 0.0
+                    begin = np.maximum(begin, end[before] + travel)
+                start[operation] = begin
+                end[operation] = free[rank] = begin + seconds[operation]
+                done.add(operation)
+        assert len(done) > played, "the schedule's order has a deadlock"
+    return Schedule(ranks=ranks, order=order, start=start, end=end)
 
 
 def needed(operation: Operation, chunks: int) -> Operation | None:
     """The operation of another chunk (or the last chunk's forward) that must come first."""
     backward, chunk, micro = operation
     if not backward:
-        return Operation(False, chunk - 1, micro) if chunk else None
-    return (
-        Operation(True, chunk + 1, micro) if chunk + 1 < chunks else Operation(False, chunk, micro)
-    )
+        return Operation(0, chunk - 1, micro) if chunk else None
+    return Operation(1, chunk + 1, micro) if chunk + 1 < chunks else Operation(0, chunk, micro)
 
 
 def schedule_order(
     schedule: ScheduleName, ranks: int, micros: int, *, virtual_stages: int = 1
 ) -> tuple[tuple[Operation, ...], ...]:
-    """What each rank does, in order.  Raises ValueError for a schedule that cannot be.
+    """Operations of each rank, in order.
 
-    Interleaving wants microbatches in groups of `ranks`.
+    Raises ValueError for an unknown schedule, several chunks a rank without interleaving, and
+    interleaving where `ranks` does not divide the microbatches.
     """
-    if schedule not in ("gpipe", "1f1b", "interleaved"):
-        raise ValueError(f"schedule is {schedule!r}; choose one of 'gpipe', '1f1b', 'interleaved'")
+    check_choice("schedule", schedule, get_args(ScheduleName))
     check_count("microbatches", micros)
     if schedule != "interleaved" and virtual_stages != 1:
         raise ValueError(
@@ -203,14 +181,16 @@ def _rank_order(
     else:
         warm_up = min(2 * (ranks - rank - 1) + (virtual - 1) * ranks, total)
     # Interleaved: `ranks` microbatches of one chunk, then of the next; without, one chunk only.
+    # For example 2 ranks with 2 chunks each and 4 microbatches: rank 0 runs chunks 0 and 2 in the
+    # order F(0,0) F(0,1) F(2,0) F(2,1) F(0,2) F(0,3) F(2,2) F(2,3), as (chunk, microbatch).
     group = ranks if schedule == "interleaved" else micros
     forwards, backwards = [], []
     for number in range(total):
         turn, within = divmod(number, group * virtual)
         depth, place = divmod(within, group)
         micro = turn * group + place
-        forwards.append(Operation(False, depth * ranks + rank, micro))
-        backwards.append(Operation(True, (virtual - 1 - depth) * ranks + rank, micro))
+        forwards.append(Operation(0, depth * ranks + rank, micro))
+        backwards.append(Operation(1, (virtual - 1 - depth) * ranks + rank, micro))
     if schedule == "gpipe":
         backwards.reverse()  # the last microbatch is the first whose backward can start
     line = forwards[:warm_up]

@@ -92,8 +92,12 @@ def pool_timeline(
     *,
     direction: Direction,
     tp: int = 1,
+    overlap: bool = True,
 ) -> Timeline:
     """Play the executor's pipeline of one pass, for workers that are `tp` ranks of `cluster` each.
+
+    Without `overlap` a pass is one chunk: a worker waits for all that is dispatched to it, then
+    computes everything, then returns everything.
 
     Pure.  Longer transfers or slower work never end anything sooner: all times are sums and maxima.
 
@@ -102,6 +106,11 @@ def pool_timeline(
     """
     dispatched, returned = hops(traffic, direction)
     local, chunks = _check_attend(attend, traffic)
+    if not overlap:
+        dispatched, returned = (
+            [hop.sum(axis=0, keepdims=True) for hop in way] for way in (dispatched, returned)
+        )
+        local, chunks = np.zeros_like(local), (local + chunks.sum(axis=1))[:, None]
 
     # Step 1: the network carries all dispatches, one chunk after the other.
     dispatch_start, dispatch_end = _queue(

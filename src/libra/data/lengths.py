@@ -7,11 +7,14 @@ their errors name the argument and the first wrong value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from libra.config import is_finite
 
 IntArray = NDArray[np.int64]
 Loads = NDArray[np.int64] | NDArray[np.float64]
@@ -154,6 +157,17 @@ def check_workloads(workloads: ArrayLike) -> Loads:
             f"workloads[{wrong[0]}] is {weights[wrong[0]]}; a workload must be finite and >= 0"
         )
     return weights
+
+
+def check_number(name: str, value: object, *, zero: bool = False, most: float = math.inf) -> float:
+    """A user's setting as a float; ValueError unless it is finite, > 0 (or 0 where `zero` allows
+    it) and at most `most`.
+    """
+    if not is_finite(value) or value < 0 or (value == 0 and not zero) or value > most:
+        need = f"a finite number {'>= 0' if zero else '> 0'}"
+        need += "" if most == math.inf else f" and at most {most:g}"
+        raise ValueError(f"{name} is {value!r}; it must be {need}")
+    return float(value)
 
 
 def _integers(values: ArrayLike, name: str) -> IntArray:

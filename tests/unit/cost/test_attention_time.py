@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from libra.config import HeadShape, PoolConfig
-from libra.cost import CLUSTERS, AttentionTime, attend_seconds, published_table
+from libra.cost import CLUSTERS, AttentionTime, published_table
+from libra.cost.attention_time import attend_seconds
 from libra.plan.attention_calls import LOCAL, pool_segments
 from libra.plan.plan_pool import plan_pool
 from libra.plan.rank_plan import make_rank_plan

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from libra.cost import CLUSTERS, MODELS, describe, read_description
+from libra.cost import CLUSTERS, MODELS, describe
+from libra.cost.description import read_description
 
 WHOLE = """
 [cluster]
@@ -74,10 +75,16 @@ def test_a_cluster_may_be_given_without_a_preset_whole_numbers_for_rates(tmp_pat
         ("cluster = 1", r"cluster is 1; it must be a section"),
         ('[cluster]\npreset = "h900"', r"\[cluster\] has no preset 'h900'; there are a100, h100"),
         ("[cluster]\npreset = 100", r"no preset 100"),
-        ('[cluster]\npreset = "h100"\nranks_per_node = 8.0', "8.0; it must be a whole number"),
-        ('[cluster]\npreset = "h100"\nranks_per_node = true', "True; it must be a whole number"),
-        ('[cluster]\npreset = "h100"\npeak_flops = "fast"', "'fast'; it must be a number"),
-        ('[cluster]\npreset = "h100"\npeak_flops = -1', "peak_flops is -1.0"),
+        (
+            '[cluster]\npreset = "h100"\nranks_per_node = 8.0',
+            "ranks_per_node is 8.0; it must be an integer",
+        ),
+        (
+            '[cluster]\npreset = "h100"\nranks_per_node = true',
+            "ranks_per_node is True; it must be an integer",
+        ),
+        ('[cluster]\npreset = "h100"\npeak_flops = "fast"', "'fast'; it must be a finite number"),
+        ('[cluster]\npreset = "h100"\npeak_flops = -1', "peak_flops is -1"),
         ('[cluster]\npreset = "h100"\npeak_flops = nan', "peak_flops is nan"),
         ('[cluster]\npreset = "h100"\nmatmul_fraction = 1.5', "at most 1"),
         ('[cluster]\npreset = "h100"\nattention_figures = "flash"', "choose one of 'flash-2'"),

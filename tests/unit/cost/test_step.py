@@ -16,15 +16,13 @@ from libra.cost import (
     Cluster,
     Model,
     Parallelism,
-    microbatch_seconds,
     rank_memory,
-    step_schedule,
     step_seconds,
 )
+from libra.cost.collectives import exchange_seconds, hop_seconds, ring_seconds
 from libra.cost.memory import rank_parameters
-from libra.cost.microbatch import layer_seconds, output_seconds
+from libra.cost.microbatch import layer_seconds, microbatch_seconds, output_seconds
 from libra.cost.step import gradient_seconds, optimizer_seconds
-from libra.cost.transfers import exchange_seconds, hop_seconds, ring_seconds
 
 MODEL = Model(name="small", layers=4, hidden=8, q_heads=4, kv_heads=2, head_dim=2, ffn=16, vocab=32)
 SPARSE = dataclasses.replace(MODEL, experts=8, active_experts=2)
@@ -158,14 +156,16 @@ def test_tensor_and_expert_parallelism_move_the_stream_and_the_routed_tokens() -
 def test_a_microbatch_is_its_layers_and_attention_and_its_backward_runs_the_forward_again() -> None:
     layer, output = layer_seconds(MODEL, SPREAD, CLUSTER), output_seconds(MODEL, SPREAD, CLUSTER)
     given_seconds = {"attention_forward": [1.0, 2.0], "attention_backward": [3.0, 5.0]}
-    found = microbatch_seconds(MODEL, SPREAD, CLUSTER, **given_seconds)
+    forward, backward = microbatch_seconds(MODEL, SPREAD, CLUSTER, **given_seconds)
     once = 4 * (layer.forward + np.array([1.0, 2.0]))
     twice = 4 * (layer.backward + np.array([3.0, 5.0]))
-    assert found.forward == pytest.approx(once + output.forward)
-    assert found.backward == pytest.approx(twice + once + output.backward)
-    lean = microbatch_seconds(MODEL, spread(recompute="none"), CLUSTER, **given_seconds, last=False)
-    assert lean.forward == pytest.approx(once)
-    assert lean.backward == pytest.approx(twice)
+    assert forward[0] == pytest.approx(once + output.forward)
+    assert backward[0] == pytest.approx(twice + once + output.backward)
+    lean = spread(recompute="none", pp=2, dp=2)
+    forward, backward = microbatch_seconds(MODEL, lean, CLUSTER, **given_seconds)
+    assert forward[0] == pytest.approx(once / 2)
+    assert backward[0] == pytest.approx(twice / 2)
+    assert forward[1] - forward[0] == pytest.approx(output.forward)
 
 
 def test_gradients_and_parameters_cross_once_and_states_are_read_and_written() -> None:
@@ -237,18 +237,14 @@ def test_a_step_adds_what_is_not_hidden_of_the_gradients_and_the_optimizer() -> 
 def test_with_stages_a_pool_takes_its_schedules_makespan(schedule: str, virtual: int) -> None:
     changes = {"pp": 2, "schedule": schedule, "virtual_stages": virtual}
     step = compose(ATTENTION, 2 * ATTENTION, **changes)
-    spans = [
-        step_schedule(
-            MODEL,
-            spread(**changes),
-            CLUSTER,
-            attention_forward=ATTENTION[:, replica],
-            attention_backward=2 * ATTENTION[:, replica],
+    alone = [
+        compose(
+            np.tile(ATTENTION[:, [replica]], 4), np.tile(2 * ATTENTION[:, [replica]], 4), **changes
         )
         for replica in range(4)
     ]
-    assert step.free == pytest.approx(max(float(span.makespan) for span in spans))
-    assert step.bubble_share == pytest.approx(float(spans[0].bubble_share))
+    assert step.free == pytest.approx(max(one.free for one in alone))
+    assert step.bubble_share == pytest.approx(alone[0].bubble_share)
     assert 0 < step.bubble_share < 1
 
 

@@ -1,0 +1,112 @@
+"""Descriptions from the keys of a file: frozen dataclasses whose fields are checked by their types.
+
+Every error is a ValueError that names the field and the value seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from libra.data.lengths import check_count, check_number
+
+Described = TypeVar("Described")
+
+
+def check_fields(
+    described: object, *, zero: Collection[str] = (), shares: Collection[str] = ()
+) -> None:
+    """Check every field of a dataclass: text, true or false, one of its choices, or a number.
+
+    Numbers must be finite and > 0; those named in `zero` may be 0, and those in `shares` are at
+    most 1.
+    """
+    kind = type(described)
+    for name, hint in get_type_hints(kind).items():
+        where, value = f"{kind.__name__}.{name}", getattr(described, name)
+        if get_origin(hint) is Literal:
+            check_choice(where, value, get_args(hint))
+        elif hint is bool:
+            if not isinstance(value, bool):
+                raise ValueError(f"{where} is {value!r}; it must be true or false")
+        elif hint is str:
+            if not isinstance(value, str) or not value:
+                raise ValueError(f"{where} is {value!r}; it must be text")
+        elif hint is int:
+            check_count(where, value, least=0 if name in zero else 1)
+        else:
+            most = 1 if name in shares else math.inf
+            check_number(where, value, zero=name in zero, most=most)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
+
+
+def from_keys(
+    kind: type[Described],
+    values: Mapping[str, Any],
+    where: str,
+    *,
+    presets: Mapping[str, Described] | None = None,
+) -> Described:
+    """A `kind` from its fields in `values`; with `presets`, the key `preset` names one to change.
+
+    `where` names the section or file in errors: for keys that are unknown or missing, and for all
+    that `kind` refuses.
+    """
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # any dataclass
+    check_keys(values, (*fields, *(("preset",) if presets else ())), where)
+    given = {name: value for name, value in values.items() if name in fields}
+    if presets and "preset" in values:
+        base = find_preset(where, values["preset"], presets)
+        return dataclasses.replace(base, **given)  # type: ignore[type-var]  # as above
+    missing = [
+        name
+        for name, field in fields.items()
+        if field.default is dataclasses.MISSING and name not in given
+    ]
+    if missing:
+        instead = ", or name a preset" if presets else ""
+        raise ValueError(f"{where} lacks {', '.join(missing)}; give every one{instead}")
+    return kind(**given)
+
+
+def find_preset(where: str, name: object, presets: Mapping[str, Described]) -> Described:
+    """The preset `name`, in capitals or not.  The ValueError lists the presets."""
+    found = presets.get(name.lower()) if isinstance(name, str) else None
+    if found is None:
+        raise ValueError(f"{where} has no preset {name!r}; there are {', '.join(presets)}")
+    return found
+
+
+def read_presets(kind: type[Described], section: str) -> Mapping[str, Described]:
+    """The presets of `presets.toml` whose sections are [section.name], by name."""
+    text = files("libra.cost").joinpath("presets.toml").read_text(encoding="utf-8")
+    found = tomllib.loads(text)[section]
+    return MappingProxyType(
+        {name: from_keys(kind, found[name], f"[{section}.{name}]") for name in found}
+    )
+
+
+def check_keys(found: Iterable[str], known: Iterable[str], where: str) -> None:
+    """ValueError that names the unknown keys, each with the known key nearest to it."""
+    known = tuple(known)
+    parts = []
+    for key in found:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            parts.append(f"{key!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+    if parts:
+        noun = "key" if len(parts) == 1 else "keys"
+        raise ValueError(
+            f"unknown {noun} {', '.join(parts)} in {where}; known are {', '.join(known)}"
+        )
