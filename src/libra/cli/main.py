@@ -41,8 +41,8 @@ DESCRIPTIONS: Final = {
 """Name and --help text of each command, in the order of `COMMANDS`."""
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Run a subcommand; returns its exit code, or 2 after one line on stderr for unusable input."""
+def parse_options(args: Sequence[str] | None = None) -> Any:
+    """The options object of a subcommand.  Unusable words end the process with code 2."""
     kinds: Any = Union[  # noqa: UP007 (of a tuple that is made here)
         tuple(
             Annotated[kind, tyro.conf.subcommand(name, description=text, prefix_name=False)]
@@ -50,10 +50,14 @@ def main(args: Sequence[str] | None = None) -> int:
         )
     ]
     about = "Every GPU equally busy in the attention of long-context training."
-    options = tyro.cli(kinds, prog="libra", description=about, args=args)
-    run = COMMANDS[type(options)]
+    return tyro.cli(kinds, prog="libra", description=about, args=args)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns its exit code, or 2 after one line on stderr for unusable input."""
+    options = parse_options(args)
     try:
-        return run(options)
+        return COMMANDS[type(options)](options)
     except ValueError as error:
         print(f"libra: {error}", file=sys.stderr)
         return USAGE_ERROR
