@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 
 import libra
-from libra.baselines.ring import RingLayout, ring_attention
+from libra.baselines.ring import RingMicrobatch, ring_attention
 from libra.baselines.ring_steps import ring_steps
 from libra.runtime.kernels import flash
 from tests.distributed.cases import Case, Errors, compare, make_mesh, make_pack, my_rows
@@ -27,13 +27,13 @@ def ring_case(rank: int, world_size: int, case: Case) -> Errors:
     rows = my_rows(case, cp_rank)
     *qkv, dout = (tensor[rows] for tensor in make_pack(case, replica))
     qkv = [tensor.requires_grad_() for tensor in qkv]
-    layout = RingLayout(
+    microbatch = RingMicrobatch(
         case.bounds[replica],
         group,
         tokens=case.tokens,
         shard_layout=case.config.shard_layout,
     )
-    out = ring_attention(*qkv, layout=layout)
+    out = ring_attention(*qkv, microbatch=microbatch)
     gradients = torch.autograd.grad(out, qkv, dout)
     return compare(case, replica, cp_rank, [out.detach(), *gradients], [])
 
@@ -86,12 +86,12 @@ def moved_case(rank: int, world_size: int, bounds: list[int]) -> int:
         return all_to_all(into, rows, *splits, **options)
 
     group = make_mesh(world_size, world_size).get_group("cp")
-    layout = RingLayout(bounds, group)
-    rows = layout.steps.rows
+    microbatch = RingMicrobatch(bounds, group)
+    rows = microbatch.steps.rows
     q, k, v = (torch.randn(rows, 1, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     dist.all_to_all_single = count
     try:
-        ring_attention(q, k, v, layout=layout).sum().backward()
+        ring_attention(q, k, v, microbatch=microbatch).sum().backward()
     finally:
         dist.all_to_all_single = all_to_all
     return sent
@@ -117,10 +117,10 @@ def test_only_rows_that_another_rank_reads_travel(ranks2: RankPool) -> None:
 
 
 def test_tensors_that_do_not_fit_are_refused_by_name(ranks2: RankPool) -> None:
-    layout = RingLayout([0, 8], None)
+    microbatch = RingMicrobatch([0, 8], None)
     q = torch.zeros(7, 2, 4)
     with pytest.raises(ValueError, match="this rank holds 8 of the microbatch's 8 tokens"):
-        ring_attention(q, q, q, layout=layout)
+        ring_attention(q, q, q, microbatch=microbatch)
 
 
 @given(data=st.data())
@@ -170,8 +170,10 @@ def test_a_ring_of_a_flash_attention_build_equals_the_reference(
         rows = my_rows(case, rank)
         *qkv, dout = (tensor[rows] for tensor in make_pack(case, 0))
         qkv = [tensor.requires_grad_() for tensor in qkv]
-        layout = RingLayout(case.bounds[0], dist.group.WORLD, tokens=case.tokens, kernel=kernel)
-        out = ring_attention(*qkv, layout=layout)
+        microbatch = RingMicrobatch(
+            case.bounds[0], dist.group.WORLD, tokens=case.tokens, kernel=kernel
+        )
+        out = ring_attention(*qkv, microbatch=microbatch)
         gradients = torch.autograd.grad(out, qkv, dout)
         return compare(case, 0, rank, [out.detach(), *gradients], [])
 

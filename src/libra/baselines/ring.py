@@ -4,42 +4,44 @@
     attend   |own block|  |block -1|  |block -2|      outputs merge by their log-sum-exp
     transfer    |--->|       |--->|                   the next block travels meanwhile
 
-In backward a block's dK and dV follow it and grow; from the last rank that reads it they go home.
-Rows and whole blocks that no other rank reads, as in packs of short samples, stay where they are;
-all ranks know this from the sample bounds and issue the same collectives.
-After "Ring Attention with Blockwise Transformers" (Liu et al.), with zigzag shards.
+In backward the dK and dV of a block follow the block and grow; the last rank that reads the block
+sends them to the block's own rank.  Rows and whole blocks that no other rank reads, as in packs of
+short samples, do not travel.  All ranks derive this from the sample bounds and issue the same
+collectives.  After "Ring Attention with Blockwise Transformers" (Liu et al.), with zigzag shards.
 
-Legend: T rows of this rank, R rows that meet a block, K rows of a block, N heads, D key dim,
+Legend: T rows of this rank, R rows that read a block, K rows of a block, N heads, D key dim,
 E value dim, W = key/value heads * (D + E).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from libra.baselines.hop import Flight, exchange
-from libra.baselines.ring_steps import Reads, RingSteps, ring_steps
+from libra.baselines.ring_steps import Hop, RingSteps, ring_steps
 from libra.config import HeadShape, PoolConfig, ShardLayout
 from libra.data.lengths import check_cu_seqlens
+from libra.plan.attention_calls import AttentionCall
+from libra.runtime.all_to_all import Transfer
 from libra.runtime.inputs import find_problem, head_shape
 from libra.runtime.kernels import kernel_for
 from libra.runtime.kernels.interface import Buffers, Grads, Kernel
+from libra.runtime.kernels.packed import Rows, lse_index, make_rows
 from libra.runtime.torch_private import stage
 
-IntArray = NDArray[np.int64]
 
+class RingMicrobatch:
+    """One pack on the ranks of one context-parallel group; serves all layers.
 
-class RingLayout:
-    """One pack on the ranks of one context-parallel group; serves all layers of a microbatch.
-
-    `cu_seqlens` [samples + 1] are the whole pack's bounds, alike on every rank, `tokens` its L
+    `cu_seqlens` [samples + 1] are the bounds of the whole pack, equal on every rank, `tokens` its L
     where it ends in padding.  Each rank holds the rows that `libra.local_positions` gives it for
     `shard_layout`.  `group` None is a group of this rank alone.  Not collective.
     """
@@ -57,100 +59,102 @@ class RingLayout:
         self.tokens = int(bounds[-1]) if tokens is None else tokens
         self.group = group
         self.shard_layout: ShardLayout = shard_layout
-        ranks, rank = (
-            (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
-        )
+        ranks = 1 if group is None else dist.get_world_size(group)
+        rank = 0 if group is None else dist.get_rank(group)
         self.steps = ring_steps(bounds, self.tokens, ranks, rank, shard_layout)
         self._kernel = kernel
-        self._programs: dict[tuple[HeadShape, torch.device], _Program] = {}
+        self._prepared: dict[tuple[HeadShape, torch.device], _DeviceSteps] = {}
 
-    def program(self, q_TND: Tensor, k_TND: Tensor, v_TNE: Tensor) -> _Program:
-        """Kernel calls of every step, made once for a head shape and device."""
-        key = (head_shape(q_TND, k_TND, v_TNE), q_TND.device)
-        if key not in self._programs:
-            device = q_TND.device
-            kernel = kernel_for(device, self._kernel)
-            self._programs[key] = _Program(self, kernel, key[0], device)
-        return self._programs[key]
+    def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> _DeviceSteps:
+        """Kernel calls of every step, prepared once for a head shape and device."""
+        key = (head_shape(q, k, v), q.device)
+        if key not in self._prepared:
+            self._prepared[key] = _prepare(self.steps, kernel_for(q.device, self._kernel), *key)
+        return self._prepared[key]
 
 
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, layout: RingLayout, scale: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, *, microbatch: RingMicrobatch, scale: float | None = None
 ) -> Tensor:
     """Causal attention inside each sample of the pack; arguments as for `libra.libra_attention`.
 
-    Collective over the layout's group, forward and backward.  Raises ValueError, on this rank, for
-    tensors that don't fit the layout.
+    Collective over the microbatch's group, forward and backward.  Raises ValueError, on this rank,
+    for tensors that don't fit the microbatch.
     """
-    config = PoolConfig(pool_size=1, chunks=1, shard_layout=layout.shard_layout)
-    steps = layout.steps
-    problem = find_problem(q, k, v, steps.rows, layout.tokens, config, steps.ranks)
+    config = PoolConfig(pool_size=1, chunks=1, shard_layout=microbatch.shard_layout)
+    steps = microbatch.steps
+    problem = find_problem(q, k, v, steps.rows, microbatch.tokens, config, steps.ranks)
     if problem is not None:
         raise ValueError(problem)
     scale = q.shape[2] ** -0.5 if scale is None else float(scale)
-    out: Tensor = _Ring.apply(q, k, v, layout, scale)  # type: ignore[no-untyped-call]
+    out: Tensor = _Ring.apply(q, k, v, microbatch, scale)  # type: ignore[no-untyped-call]
     return out
 
 
-class _Program:
-    """A ring's steps on a device, for one head shape."""
-
-    def __init__(
-        self, layout: RingLayout, kernel: Kernel, heads: HeadShape, device: torch.device
-    ) -> None:
-        self.kernel = kernel
-        self.steps = layout.steps
-        self.group = layout.group
-        self.padding = torch.from_numpy(self.steps.padding).to(device)
-        self.calls: list[_Call | None] = []
-        for step, reads in enumerate(self.steps.reads):
-            first = self.steps.first[self.steps.source(step)] if step else 0
-            call = _Call(reads, first, heads, kernel, device, causal=step == 0)
-            self.calls.append(call if len(reads.q_start) else None)
-
-
+@dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """What this rank attends to at one step."""
+    """Attention of this rank to the block of one step."""
 
-    def __init__(
-        self,
-        reads: Reads,
-        first: int,
-        heads: HeadShape,
-        kernel: Kernel,
-        device: torch.device,
-        *,
-        causal: bool,
-    ) -> None:
-        segments = reads.segments(first, heads.q, heads.kv, causal=causal)
-        self.prepared = kernel.prepare(segments, device)
-        self.lse_size = segments.lse_size
-        begin = np.cumsum(reads.q_len) - reads.q_len
-        row = np.arange(int(reads.q_len.sum())) - np.repeat(begin, reads.q_len)
-        place = np.repeat(begin * heads.q, reads.q_len) + row
-        stride = np.repeat(reads.q_len, reads.q_len)
-        self.rows = torch.from_numpy(np.repeat(reads.q_start, reads.q_len) + row).to(device)
-        """Query rows that this call meets, [R]."""
-        at_RN = place[:, None] + stride[:, None] * np.arange(heads.q)
-        self.lse_at = torch.from_numpy(at_RN).to(device)
-        """Where row and head lie in the kernel's flat LSE, [R, N]."""
+    prepared: Any
+    lse_size: int
+    rows: Rows
+    """Query rows that read the block, [R]."""
+    lse_index: Tensor
+    """The element of the kernel's flat LSE that holds (row, head), int64 [R, N]."""
 
     def flat_lse(self, lse_TN: Tensor) -> Tensor:
-        """The rows' final LSE as the kernel takes it."""
+        """The rows' final LSE in the kernel's order."""
         flat = lse_TN.new_empty(self.lse_size)
-        flat[self.lse_at] = lse_TN[self.rows]
+        flat[self.lse_index] = self.rows.gather(lse_TN[..., None])[..., 0]
         return flat
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _DeviceSteps:
+    """A ring's steps on a device, for one head shape."""
+
+    kernel: Kernel
+    calls: tuple[_Call | None, ...]
+    """[ranks]; None at a step whose block this rank does not read."""
+    padding: Tensor
+
+
+def _prepare(
+    steps: RingSteps, kernel: Kernel, heads: HeadShape, device: torch.device
+) -> _DeviceSteps:
+    calls: list[_Call | None] = []
+    for step, reads in enumerate(steps.reads):
+        # A block that has travelled begins with the first row that any other rank reads.
+        first = steps.first[steps.source(step)] if step else 0
+        call = replace(reads, k_start=reads.k_start - first, heads=heads.q, kv_heads=heads.kv)
+        calls.append(_prepare_call(call, kernel, device) if len(call) else None)
+    return _DeviceSteps(kernel, tuple(calls), torch.from_numpy(steps.padding).to(device))
+
+
+def _prepare_call(call: AttentionCall, kernel: Kernel, device: torch.device) -> _Call:
+    lse_start = (np.cumsum(call.q_len) - call.q_len) * call.heads
+    index = lse_index(lse_start, call.q_len, call.heads, device)
+    return _Call(
+        prepared=kernel.prepare(call, device),
+        lse_size=call.lse_size,
+        rows=make_rows(call.q_start, call.q_len, call.q_head, call.heads, device),
+        lse_index=index.view(call.heads, -1).T,
+    )
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q_TND: Tensor, k_TND: Tensor, v_TNE: Tensor, layout: RingLayout, scale: float
+        ctx: Any,
+        q_TND: Tensor,
+        k_TND: Tensor,
+        v_TNE: Tensor,
+        microbatch: RingMicrobatch,
+        scale: float,
     ) -> Tensor:
-        program = layout.program(q_TND, k_TND, v_TNE)
-        out_TNE, lse_TN = _forward(program, q_TND, k_TND, v_TNE, scale)
+        out_TNE, lse_TN = _forward(microbatch, q_TND, k_TND, v_TNE, scale)
         ctx.save_for_backward(q_TND, k_TND, v_TNE, out_TNE, lse_TN)
-        ctx.program, ctx.scale = program, scale
+        ctx.microbatch, ctx.scale = microbatch, scale
         return out_TNE
 
     @staticmethod
@@ -159,54 +163,54 @@ class _Ring(torch.autograd.Function):
         q_TND, k_TND, v_TNE, out_TNE, lse_TN = ctx.saved_tensors
         dout_TNE = dout_TNE.contiguous()
         gradients = _backward(
-            ctx.program, dout_TNE, q_TND, k_TND, v_TNE, out_TNE, lse_TN, ctx.scale
+            ctx.microbatch, dout_TNE, q_TND, k_TND, v_TNE, out_TNE, lse_TN, ctx.scale
         )
         return (*gradients, None, None)
 
 
 def _forward(
-    program: _Program, q_TND: Tensor, k_TND: Tensor, v_TNE: Tensor, scale: float
+    microbatch: RingMicrobatch, q_TND: Tensor, k_TND: Tensor, v_TNE: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Output [T, N, E] and LSE [T, N] in at least fp32."""
-    exact = torch.promote_types(q_TND.dtype, torch.float32)
+    steps, ring = microbatch.steps, microbatch.prepared(q_TND, k_TND, v_TNE)
+    sums = torch.promote_types(q_TND.dtype, torch.float32)
     shape = (*q_TND.shape[:2], v_TNE.shape[2])
-    sum_TNE = q_TND.new_empty(shape, dtype=exact)
-    lse_TN = q_TND.new_empty(shape[:2], dtype=exact)
-    sum_TNE[program.padding], lse_TN[program.padding] = 0, 0
+    sum_TNE = q_TND.new_empty(shape, dtype=sums)
+    lse_TN = q_TND.new_empty(shape[:2], dtype=sums)
+    sum_TNE[ring.padding], lse_TN[ring.padding] = 0, 0
     part_TNE = q_TND.new_empty(shape)
-    block_KW = _own_block(program.steps, k_TND, v_TNE)
-    for step, call in enumerate(program.calls):
-        flight = _pass_on(program, step, block_KW)
+    block_KW = _own_block(steps, k_TND, v_TNE)
+    for step, call in enumerate(ring.calls):
+        block_flight = _send(microbatch.group, steps.block_hop(step), block_KW)
         if call is not None:
             k, v = (k_TND, v_TNE) if step == 0 else _split(block_KW, k_TND, v_TNE)
             flat = lse_TN.new_empty(call.lse_size)
             with stage("attend"):
                 buffers = Buffers(q_TND, k, v, part_TNE, flat)
-                program.kernel.forward(call.prepared, buffers, scale)
+                ring.kernel.forward(call.prepared, buffers, scale)
             _merge(sum_TNE, lse_TN, part_TNE, flat, call, opens=step == 0)
-        block_KW = flight.wait(program.steps.before)
+        block_KW = block_flight.wait(steps.before)
     return sum_TNE.to(q_TND.dtype), lse_TN
 
 
 def _merge(
     sum_TNE: Tensor, lse_TN: Tensor, part_TNE: Tensor, flat: Tensor, call: _Call, *, opens: bool
 ) -> None:
-    """Fold a block's outputs in; step 0 meets every row, so it opens all."""
-    part_RN = flat[call.lse_at]
-    part_RNE = part_TNE.index_select(0, call.rows).to(sum_TNE.dtype)
-    if opens:
-        sum_TNE.index_copy_(0, call.rows, part_RNE)
-        lse_TN.index_copy_(0, call.rows, part_RN)
-        return
-    lse_RN = lse_TN.index_select(0, call.rows)
-    weight_RN1 = torch.sigmoid(part_RN - lse_RN)[..., None]
-    merged_RNE = sum_TNE.index_select(0, call.rows).lerp_(part_RNE, weight_RN1)
-    sum_TNE.index_copy_(0, call.rows, merged_RNE)
-    lse_TN.index_copy_(0, call.rows, torch.logaddexp(lse_RN, part_RN))
+    """Merge a block's outputs into the sum; every row reads a key at step 0, which opens the sum."""
+    lse_TN1 = lse_TN[..., None]
+    lse_RN1 = flat[call.lse_index][..., None]
+    out_RNE = call.rows.gather(part_TNE).to(sum_TNE.dtype)
+    if not opens:
+        before_RN1 = call.rows.gather(lse_TN1)
+        weight_RN1 = torch.sigmoid(lse_RN1 - before_RN1)
+        out_RNE = torch.lerp(call.rows.gather(sum_TNE), out_RNE, weight_RN1)
+        lse_RN1 = torch.logaddexp(before_RN1, lse_RN1)
+    call.rows.scatter(sum_TNE, out_RNE)
+    call.rows.scatter(lse_TN1, lse_RN1)
 
 
 def _backward(
-    program: _Program,
+    microbatch: RingMicrobatch,
     dout_TNE: Tensor,
     q_TND: Tensor,
     k_TND: Tensor,
@@ -216,37 +220,51 @@ def _backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV of this rank's rows; sums in at least fp32, in the order of the ring."""
-    steps, exact = program.steps, lse_TN.dtype
-    dq_TND = torch.zeros_like(q_TND, dtype=exact)
+    steps, ring, group = (
+        microbatch.steps,
+        microbatch.prepared(q_TND, k_TND, v_TNE),
+        microbatch.group,
+    )
+    dq_TND, dk_TND, dv_TNE = (
+        torch.zeros_like(t, dtype=lse_TN.dtype) for t in (q_TND, k_TND, v_TNE)
+    )
     part_TND = torch.empty_like(q_TND)
-    dk_TND, dv_TNE = (torch.zeros_like(t, dtype=exact) for t in (k_TND, v_TNE))
     block_KW = _own_block(steps, k_TND, v_TNE)
-    gradients: Flight | None = None
-    for step, call in enumerate(program.calls):
-        flight = _pass_on(program, step, block_KW)
-        grown_KW = torch.zeros_like(block_KW, dtype=exact)
+    grad_flight: _Flight | None = None
+    for step, call in enumerate(ring.calls):
+        block_flight = _send(group, steps.block_hop(step), block_KW)
+        grad_KW = torch.zeros_like(block_KW, dtype=lse_TN.dtype)
         if call is not None:
             k, v = (k_TND, v_TNE) if step == 0 else _split(block_KW, k_TND, v_TNE)
-            dk, dv = (dk_TND, dv_TNE) if step == 0 else _split(grown_KW, k_TND, v_TNE)
-            flat = call.flat_lse(lse_TN)
+            dk, dv = (dk_TND, dv_TNE) if step == 0 else _split(grad_KW, k_TND, v_TNE)
             with stage("attend_backward"):
-                buffers = Buffers(q_TND, k, v, out_TNE, flat)
+                buffers = Buffers(q_TND, k, v, out_TNE, call.flat_lse(lse_TN))
                 grads = Grads(dout_TNE, part_TND, dk, dv)
-                program.kernel.backward(call.prepared, buffers, grads, scale)
-            dq_TND.index_add_(0, call.rows, part_TND.index_select(0, call.rows).to(exact))
-        if gradients is not None:
-            _land(steps, step - 1, gradients, grown_KW, dk_TND, dv_TNE)
-        gradients = _hand_on(program, step, grown_KW) if step else None
-        block_KW = flight.wait(steps.before)
-    if gradients is not None:
-        _land(steps, steps.ranks - 1, gradients, block_KW, dk_TND, dv_TNE)
+                ring.kernel.backward(call.prepared, buffers, grads, scale)
+            call.rows.scatter_add(dq_TND, call.rows.gather(part_TND))
+        if grad_flight is not None:
+            # The earlier readers' part of this block's gradient, sent one step ago.
+            if step <= steps.last[steps.source(step)]:
+                grad_KW += grad_flight.wait(steps.before)
+            _add_own(steps, step - 1, grad_flight, dk_TND, dv_TNE)
+        grad_flight = _send(group, steps.grad_hop(step), grad_KW) if step else None
+        block_KW = block_flight.wait(steps.before)
+    if grad_flight is not None:
+        _add_own(steps, steps.ranks - 1, grad_flight, dk_TND, dv_TNE)
     return dq_TND.to(q_TND.dtype), dk_TND.to(k_TND.dtype), dv_TNE.to(v_TNE.dtype)
 
 
+def _add_own(steps: RingSteps, step: int, flight: _Flight, dk_TND: Tensor, dv_TNE: Tensor) -> None:
+    """Add the other ranks' gradient of this rank's own block, if it was sent after `step`."""
+    own_KW = flight.wait(steps.last_reader)
+    if step == steps.last[steps.rank]:
+        for local, part in zip((dk_TND, dv_TNE), _split(own_KW, dk_TND, dv_TNE), strict=True):
+            local[steps.shared] += part
+
+
 def _own_block(steps: RingSteps, k_TND: Tensor, v_TNE: Tensor) -> Tensor:
-    """What other ranks read of this rank's keys and values, side by side, [K, W]."""
-    rows = slice(steps.first[steps.rank], steps.stop[steps.rank])
-    return torch.cat([k_TND[rows].flatten(1), v_TNE[rows].flatten(1)], dim=1)
+    """Keys and values of this rank that other ranks read, next to each other, [K, W]."""
+    return torch.cat([k_TND[steps.shared].flatten(1), v_TNE[steps.shared].flatten(1)], dim=1)
 
 
 def _split(block_KW: Tensor, k_TND: Tensor, v_TNE: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,48 +273,37 @@ def _split(block_KW: Tensor, k_TND: Tensor, v_TNE: Tensor) -> tuple[Tensor, Tens
     return k_KW.unflatten(1, k_TND.shape[1:]), v_KW.unflatten(1, v_TNE.shape[1:])
 
 
-def _pass_on(program: _Program, step: int, block_KW: Tensor) -> Flight:
-    """Send the block held at `step` to the next rank, if that or a later one reads it."""
-    steps = program.steps
-    sends, receives = {}, {}
-    if step < steps.last[steps.source(step)]:
-        sends[steps.after] = block_KW
-    if step < steps.last[steps.source(step + 1)]:
-        receives[steps.before] = steps.shared(steps.source(step + 1))
-    moves = any(step < last for last in steps.last)
-    return exchange(program.group if moves else None, sends, receives, block_KW)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """Rows on their way to this rank, ordered by the rank that sends them."""
+
+    arrives: Tensor
+    receives: Mapping[int, int]
+    transfer: Transfer | None
+
+    def wait(self, rank: int) -> Tensor:
+        """The rows that `rank` sent, [0, W] where it sent none."""
+        if self.transfer is not None:
+            with stage("wait"):
+                self.transfer.wait()
+        start = sum(rows for sender, rows in self.receives.items() if sender < rank)
+        return self.arrives[start : start + self.receives.get(rank, 0)]
 
 
-def _hand_on(program: _Program, step: int, grown_KW: Tensor) -> Flight:
-    """Send the gradient of the block held at `step` to the next rank that reads it, or home."""
-    steps = program.steps
-    sends, receives = {}, {}
-    source = steps.source(step)
-    if step <= steps.last[source]:
-        sends[steps.after if step < steps.last[source] else source] = grown_KW
-    coming = steps.source(step + 1)
-    if step < steps.last[coming]:
-        receives[steps.before] = steps.shared(coming)
-    if step == steps.last[steps.rank]:
-        receives[(steps.rank + step) % steps.ranks] = steps.shared(steps.rank)
-    moves = any(step <= last for last in steps.last)
-    return exchange(program.group if moves else None, sends, receives, grown_KW)
-
-
-def _land(
-    steps: RingSteps,
-    step: int,
-    flight: Flight,
-    grown_KW: Tensor,
-    dk_TND: Tensor,
-    dv_TNE: Tensor,
-) -> None:
-    """Add what was handed on after `step`: to the next block's gradient, or to this rank's own."""
-    if step < steps.last[steps.source(step + 1)]:
-        grown_KW += flight.wait(steps.before)
-    if step == steps.last[steps.rank]:
-        home_KW = flight.wait((steps.rank + step) % steps.ranks)
-        rows = slice(steps.first[steps.rank], steps.stop[steps.rank])
-        for local, part in zip((dk_TND, dv_TNE), _split(home_KW, dk_TND, dv_TNE), strict=True):
-            local[rows] += part
-    flight.wait(steps.rank)
+def _send(group: dist.ProcessGroup | None, hop: Hop, block_KW: Tensor) -> _Flight:
+    """Post one hop, an all-to-all with few parts that are not empty.  Collective if any moves."""
+    arrives = block_KW.new_empty((sum(hop.receives.values()), block_KW.shape[1]))
+    if group is None or not hop.moves:
+        return _Flight(arrives, hop.receives, None)
+    ranks = range(dist.get_world_size(group))
+    sent = block_KW if hop.to is not None else block_KW[:0]
+    with stage("dispatch"):
+        work = dist.all_to_all_single(
+            arrives,
+            sent,
+            [hop.receives.get(rank, 0) for rank in ranks],
+            [len(sent) if rank == hop.to else 0 for rank in ranks],
+            group=group,
+            async_op=True,
+        )
+    return _Flight(arrives, hop.receives, Transfer(arrives, sent, work, group))

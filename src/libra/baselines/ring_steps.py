@@ -1,4 +1,4 @@
-"""Who attends to what at each step of a ring, from sample bounds alone.
+"""The steps of a ring, from sample bounds alone: reads and hops of one rank.
 
     rank          0      1      2      3          step 0: every rank attends to its own block
     holds         a      b      c      d          step 1: rank 0 holds d, rank 1 holds a, ..
@@ -12,6 +12,7 @@ position, so the keys of one sample before any position are one run of a block.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,69 +25,86 @@ from libra.plan.attention_calls import AttentionCall
 IntArray = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reads:
-    """Query rows of one rank and the key rows of one block that they see; int64 [reads]."""
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One all-to-all of blocks or of their gradients, as one rank takes part in it."""
 
-    q_start: IntArray
-    q_len: IntArray
-    k_start: IntArray
-    k_len: IntArray
-
-    def segments(self, first: int, heads: int, kv_heads: int, *, causal: bool) -> AttentionCall:
-        """As one kernel call on a block that starts at its row `first`."""
-        none = np.zeros_like(self.q_start)
-        return AttentionCall(
-            q_start=self.q_start,
-            q_len=self.q_len,
-            k_start=self.k_start - first,
-            k_len=self.k_len,
-            q_head=none,
-            kv_head=none,
-            heads=heads,
-            kv_heads=kv_heads,
-            causal=causal,
-        )
+    to: int | None
+    """The rank to which this rank sends what it holds; None: to none."""
+    receives: Mapping[int, int]
+    """Rows that arrive, by the rank that sends them."""
+    moves: bool
+    """Whether any rank sends; equal on all ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RingSteps:
-    """One pack's ring as one rank sees it; `first`, `stop` and `last` are alike on all ranks."""
+    """One pack's ring for one rank; `first`, `stop` and `last` are equal on all ranks."""
 
     rank: int
     rows: int
     """Rows of this rank."""
     padding: IntArray
-    """Rows of this rank that lie behind the last sample."""
-    reads: tuple[Reads, ...]
-    """What this rank attends to at each step, [ranks]; causal at step 0, full rectangles after."""
+    """Rows of this rank behind the last sample."""
+    reads: tuple[AttentionCall, ...]
+    """Segments of this rank at each step, [ranks], for one head; their keys are rows of the whole
+    block.  Causal at step 0, full rectangles after it.
+    """
     first: tuple[int, ...]
     """First row of each rank's block that another rank reads."""
     stop: tuple[int, ...]
-    """One past the last; nothing else of a block travels."""
+    """One past the last such row; no other row of a block travels."""
     last: tuple[int, ...]
-    """Last step at which a rank reads each block; 0 where it stays at home."""
+    """Last step at which a rank reads each block; 0 where no other rank does."""
 
     @property
     def ranks(self) -> int:
+        """Size of the group."""
         return len(self.first)
 
     @property
-    def after(self) -> int:
-        """The rank that blocks go to."""
-        return (self.rank + 1) % self.ranks
-
-    @property
     def before(self) -> int:
-        """The rank that they come from."""
+        """The rank from which blocks arrive."""
         return (self.rank - 1) % self.ranks
 
+    @property
+    def shared(self) -> slice:
+        """Rows of this rank that travel."""
+        return slice(self.first[self.rank], self.stop[self.rank])
+
     def source(self, step: int) -> int:
-        """Whose block this rank holds at a step."""
+        """The rank whose block this rank holds at a step."""
         return (self.rank - step) % self.ranks
 
-    def shared(self, source: int) -> int:
-        """Rows of a block that travel."""
+    def block_hop(self, step: int) -> Hop:
+        """The block held at `step` goes to the next rank, if that or a later one reads it."""
+        arriving = self.source(step + 1)
+        return Hop(
+            to=(self.rank + 1) % self.ranks if step < self.last[self.source(step)] else None,
+            receives={self.before: self._rows(arriving)} if step < self.last[arriving] else {},
+            moves=any(step < last for last in self.last),
+        )
+
+    def grad_hop(self, step: int) -> Hop:
+        """The gradient of the block held at `step` follows the block; after the last rank that
+        reads the block, it goes to the block's own rank.
+        """
+        held, arriving = self.source(step), self.source(step + 1)
+        to, receives = None, {}
+        if step <= self.last[held]:
+            to = (self.rank + 1) % self.ranks if step < self.last[held] else held
+        if step < self.last[arriving]:
+            receives[self.before] = self._rows(arriving)
+        if step == self.last[self.rank]:
+            receives[self.last_reader] = self._rows(self.rank)
+        return Hop(to=to, receives=receives, moves=any(step <= last for last in self.last))
+
+    @property
+    def last_reader(self) -> int:
+        """The last rank that reads this rank's block."""
+        return (self.rank + self.last[self.rank]) % self.ranks
+
+    def _rows(self, source: int) -> int:
         return self.stop[source] - self.first[source]
 
 
@@ -96,14 +114,14 @@ def ring_steps(
     """The ring of a pack of `tokens` tokens with checked sample bounds."""
     shards = shard_map(tokens, ranks, layout)
     first, stop, last = [0] * ranks, [0] * ranks, [0] * ranks
-    mine: list[Reads] = []
+    mine: list[AttentionCall] = []
     for step in range(ranks):
         for reader in range(ranks):
             source = (reader - step) % ranks
             reads = _reads(cu_seqlens, shards, reader, source)
             if reader == rank:
                 mine.append(reads)
-            if step and len(reads.q_start):
+            if step and len(reads):
                 begin, end = int(reads.k_start.min()), int((reads.k_start + reads.k_len).max())
                 first[source] = min(begin, first[source]) if last[source] else begin
                 stop[source] = max(end, stop[source])
@@ -121,16 +139,21 @@ def ring_steps(
     )
 
 
-def _reads(cu_seqlens: IntArray, shards: ShardMap, rank: int, source: int) -> Reads:
-    """Keys that `rank` reads in the block of `source`: those before a fragment of its own, or, of
-    its own, all up to the fragment's end.
+def _reads(cu_seqlens: IntArray, shards: ShardMap, rank: int, source: int) -> AttentionCall:
+    """Segments of `rank` on the block of `source`, for one head.
+
+    A fragment of `rank` reads the keys of its samples that lie before it, and in its own block also
+    those up to its end.  Ranks 0 1 0, fragments of 4 tokens, one sample [0, 12): rank 1 reads rows
+    [0, 4) of rank 0, and rank 0's second fragment reads rows [0, 4) of rank 1.
     """
     found = []
     for mine in np.flatnonzero(shards.rank == rank):
         start, stop = int(shards.start[mine]), int(shards.stop[mine])
+        # Step 1: bounds of the samples that have tokens in this fragment.
         low = int(np.searchsorted(cu_seqlens, start, side="right")) - 1
         high = int(np.searchsorted(cu_seqlens, stop, side="left"))
-        bounds = cu_seqlens[low : high + 1]  # of the samples that the fragment meets
+        bounds = cu_seqlens[low : high + 1]
+        # Step 2: pack positions of their queries and keys, as rows of the two ranks.
         q_start = np.maximum(bounds[:-1], start)
         q_stop = np.minimum(bounds[1:], stop)
         k_stop = q_stop if rank == source else np.full_like(q_stop, start)
@@ -139,11 +162,13 @@ def _reads(cu_seqlens: IntArray, shards: ShardMap, rank: int, source: int) -> Re
         columns = np.stack([_rows_before(shards, rank, q_start), q_stop - q_start, k_first, k_len])
         found.append(columns[:, (q_stop > q_start) & (k_len > 0)])
     q_row, q_len, k_row, k_len = np.concatenate([np.zeros((4, 0), dtype=np.int64), *found], axis=1)
-    return Reads(q_row, q_len, k_row, k_len)
+    head = np.zeros_like(q_row)
+    causal = rank == source
+    return AttentionCall(q_row, q_len, k_row, k_len, head, head, 1, 1, causal=causal)
 
 
 def _rows_before(shards: ShardMap, rank: int, position: IntArray) -> IntArray:
-    """How many rows of a rank lie before each position of the pack."""
+    """Rows of a rank before each position of the pack."""
     mine = shards.rank == rank
     start, length = shards.start[mine], (shards.stop - shards.start)[mine]
     inside = np.clip(position[:, None] - start, 0, length)

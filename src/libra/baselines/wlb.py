@@ -6,13 +6,14 @@ similar cost.  A pack may hold more than L tokens, up to a limit that memory set
 deferred to a later step, so a sample that outweighs a pack stays an outlier.  Each pack then runs
 under `PoolConfig(pool_size=1, placement="ulysses", chunks=1)`, one a replica and step.
 
-`libra.baselines.wlb_sampler` feeds a training loop; the simulator replays the same function.  After
-"WLB-LLM: Workload-Balanced 4D Parallelism for Large Language Model Training".
+`WlbSampler` feeds a training loop; the simulator replays the same packing.  After "WLB-LLM:
+Workload-Balanced 4D Parallelism for Large Language Model Training".
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.data.lengths import check_count, check_lengths
+from libra.data.packing import Packs
+from libra.data.sampler import PoolSampler
 
 IntArray = NDArray[np.int64]
 
@@ -96,3 +99,64 @@ def pack_by_cost(
         for entry in passed:
             heapq.heappush(open_packs, entry)
     return [np.array(pack, dtype=np.int64) for pack in held]
+
+
+class WlbSampler:
+    """Fragments of one replica's packs by cost, step by step: the `batch_sampler=` of a loader.
+
+    Windows hold the same packs as `PoolSampler`'s for the same seed and epoch, so an optimizer step
+    trains on the same samples.  Iteration yields int64 indices into `packs.lengths` (and
+    `packs.samples`, `packs.starts`), from which `cu_seqlens` makes the bounds; every rank of a CP
+    group yields the same.
+
+    Raises ValueError as `PoolSampler` does; iterating, where a window's samples do not fit.
+    """
+
+    def __init__(
+        self,
+        packs: Packs,
+        *,
+        global_batch: int,
+        dp_rank: int,
+        dp_size: int,
+        config: WlbConfig | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self._packs = packs
+        self._config = config or WlbConfig()
+        self._order = PoolSampler(
+            packs,
+            global_batch=global_batch,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            pool_size=1,
+            shuffle=shuffle,
+            seed=seed,
+            placement="contiguous",
+        )
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of `epoch`."""
+        self._order.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[IntArray]:
+        order, dp_size = self._order, self._order.dp_size
+        windows = order.schedule().reshape(order.windows, order.global_batch)
+        for window in windows.tolist():
+            held = np.concatenate(
+                [np.arange(span.start, span.stop) for span in map(self._packs.fragments_of, window)]
+            )
+            lengths = self._packs.lengths[held]
+            repacked = repack_by_cost(lengths, len(window), self._packs.tokens, self._config)
+            for pack in repacked[order.dp_rank :: dp_size]:
+                yield held[pack]
+
+    def cu_seqlens(self, fragments: IntArray) -> NDArray[np.int32]:
+        """Bounds of what iteration yields; their last is the pack's tokens."""
+        bounds = np.zeros(len(fragments) + 1, dtype=np.int32)
+        np.cumsum(self._packs.lengths[fragments], out=bounds[1:])
+        return bounds

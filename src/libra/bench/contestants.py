@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from libra.baselines.ring import RingLayout, ring_attention
+from libra.baselines.ring import RingMicrobatch, ring_attention
 from libra.bench.schemes import Scheme, scheme_config
 from libra.config import HeadShape, PoolConfig, ShardLayout
 from libra.data.lengths import causal_pairs
@@ -124,24 +124,27 @@ def _prepare_ring(
     tokens: int,
     heads: HeadShape,
 ) -> Ready:
-    layout = RingLayout(
+    microbatch = RingMicrobatch(
         cu_seqlens,
         mesh.get_group("cp"),
         tokens=tokens,
         shard_layout=shard_layout,
         kernel=kernel,
     )
-    steps = layout.steps
+    steps = microbatch.steps
     own = steps.reads[0]
     load = int(causal_pairs(own.k_len - own.q_len, own.k_len).sum())
     load += sum(int((reads.q_len * reads.k_len).sum()) for reads in steps.reads[1:])
-    sources = map(steps.source, range(steps.ranks))
     rows = sum(
-        steps.shared(source) for step, source in enumerate(sources) if step < steps.last[source]
+        steps.stop[source] - steps.first[source]
+        for step, source in enumerate(map(steps.source, range(steps.ranks)))
+        if step < steps.last[source]
     )
     width = heads.kv * (heads.dim + heads.value_dim) * heads.bytes
     return Ready(
-        attend=partial(ring_attention, layout=layout), load=load * heads.q, sent=rows * width
+        attend=partial(ring_attention, microbatch=microbatch),
+        load=load * heads.q,
+        sent=rows * width,
     )
 
 

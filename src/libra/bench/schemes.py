@@ -18,7 +18,6 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.baselines.cluster_pool import cluster_config
 from libra.baselines.wlb import WlbConfig, repack_by_cost
 from libra.config import PoolConfig, ulysses_beside
 from libra.data.packing import Packs
@@ -63,7 +62,7 @@ def scheme_config(scheme: Scheme, config: PoolConfig, dp_size: int) -> PoolConfi
     if scheme == "ring":
         return PoolConfig(pool_size=1, chunks=1, shard_layout="zigzag")
     if scheme == "cluster":
-        return cluster_config(config, dp_size)
+        return config.replace(pool_size=dp_size)
     pool = config.replace(pool_size=min(config.pool_size, dp_size))
     return pool if scheme == "libra" else pool.replace(chunks=1)
 

@@ -209,7 +209,7 @@ def _pack_sets(
         cu_k=_offsets(k_len, device),
         max_q=int(q_len.max()),
         max_k=int(k_len.max()),
-        lse_index=_lse_index(lse_start[members], q_len, call.heads, device),
+        lse_index=lse_index(lse_start[members], q_len, call.heads, device),
         causal=call.causal,
     )
 
@@ -247,7 +247,7 @@ def _offsets(length: IntArray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.append(0, np.cumsum(length)).astype(np.int32)).to(device)
 
 
-def _lse_index(start: IntArray, q_len: IntArray, heads: int, device: torch.device) -> Tensor:
+def lse_index(start: IntArray, q_len: IntArray, heads: int, device: torch.device) -> Tensor:
     """The flat LSE is ordered by segment, head and row; a build's by head, segment and row."""
     row = np.arange(int(q_len.sum())) - np.repeat(np.cumsum(q_len) - q_len, q_len)
     first = torch.from_numpy(np.repeat(start, q_len) + row).to(device)
