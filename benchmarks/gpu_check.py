@@ -43,11 +43,12 @@ from benchmarks.gpu.layers import (
     layer_overhead,
 )
 from benchmarks.gpu.stopwatch import Watched
+from libra.cli.calibrate import measure_table
 from libra.cost.kernel_table import KernelTable
 from libra.cost.table_file import check_suffix, write_kernel_table
 from libra.runtime.kernels import kernel_for, kernel_names
 from libra.runtime.measure import Repeats, find_machine
-from libra.simulate.calibrate import Grid, measure_table
+from libra.simulate.calibrate import Grid
 
 SEGMENTS = (1, 8, 64, 512)
 

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final, Union
 import tyro
 
 from libra.cli.bench import BenchOptions, run_bench
+from libra.cli.calibrate import CalibrateOptions, run_calibrate
 from libra.cli.demo import DemoConfig, run_demo
 from libra.cli.plan import PlanOptions, run_plan
 from libra.cli.simulate import SimulateOptions, run_simulate
-from libra.simulate.calibrate import CalibrateOptions, run_calibrate
 
 USAGE_ERROR = 2
 INTERRUPTED = 130

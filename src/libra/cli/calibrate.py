@@ -1,0 +1,130 @@
+"""`libra calibrate`: measure this machine's attention kernel and matrix products, and write the
+kernel table that the simulator reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from libra.cli.units import show_seconds
+from libra.cost.kernel_table import KernelTable
+from libra.cost.table_file import check_suffix, write_kernel_table
+from libra.data.lengths import check_count
+from libra.extras import check_installed
+from libra.simulate.calibrate import EMPTY, GRIDS, Device, Grid, Shape, fit_table
+
+if TYPE_CHECKING:
+    from libra.runtime.measure import Machine, Repeats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateOptions:
+    """What to measure and where to write it."""
+
+    out: Path = Path("kernels.json")
+    """The file to write, .json or .toml."""
+
+    device: Device = "cpu"
+    """Where the kernel runs."""
+
+    kernel: str | None = None
+    """Which attention kernel; the device's best by default."""
+
+    dtype: str | None = None
+    """bfloat16, float16 or float32; by default bfloat16 on a GPU and float32 on a CPU."""
+
+    head_dim: int = 128
+    """Elements of a head."""
+
+    heads_per_kv: int = 8
+    """Query heads that share one key/value head, as far as a call has them."""
+
+    quick: bool = False
+    """Measure a small grid, with few repeats."""
+
+
+def run_calibrate(options: CalibrateOptions, console: Console | None = None) -> int:
+    """Measure, write and show; the exit code.  ValueError for options that cannot be used."""
+    check_installed("torch", "libra calibrate")
+    check_suffix(options.out)
+    check_count("--head-dim", options.head_dim)
+    check_count("--heads-per-kv", options.heads_per_kv)
+    if options.out.is_dir() or not options.out.absolute().parent.is_dir():
+        raise ValueError(f"--out {options.out} cannot be written; name a file in a folder there is")
+    from libra.runtime.measure import Repeats, find_machine  # torch comes with it
+
+    console = console or Console()
+    table = measure_table(
+        find_machine(options.device, kernel=options.kernel, dtype=options.dtype),
+        GRIDS[options.device, options.quick],
+        dim=options.head_dim,
+        heads_per_kv=options.heads_per_kv,
+        repeats=Repeats(seconds=0.03, least=2, warm_up=1) if options.quick else Repeats(),
+        console=console,
+    )
+    try:
+        write_kernel_table(table, options.out)
+    except OSError as error:
+        raise ValueError(f"cannot write --out {options.out}: {error}") from error
+    _print_table(table, console)
+    console.print(f"written to {options.out}", highlight=False, markup=False)
+    return 0
+
+
+def measure_table(
+    machine: Machine,
+    grid: Grid,
+    *,
+    dim: int,
+    heads_per_kv: int,
+    repeats: Repeats,
+    console: Console,
+) -> KernelTable:
+    """Measure every point of `grid` behind a progress bar."""
+    from libra.runtime.measure import attention_seconds, matmul_rate
+
+    bar = Progress(
+        TextColumn("{task.description:<32}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    points = sum(1 for _ in grid.points(dim, heads_per_kv))
+    with bar:
+        task = bar.add_task("matrix product", total=points + 2)
+
+        def seconds(shape: Shape) -> tuple[float, float]:
+            what = f"{shape.q_len} rows, {shape.k_len} keys, {shape.heads} heads"
+            bar.update(task, advance=1, description="an empty call" if shape == EMPTY else what)
+            return attention_seconds(machine, **asdict(shape), dim=dim, repeats=repeats)
+
+        return fit_table(
+            grid,
+            seconds,
+            peak=matmul_rate(machine, grid.matmul_size, repeats=repeats),
+            source=f"libra calibrate: {machine.name}",
+            dim=dim,
+            heads_per_kv=heads_per_kv,
+        )
+
+
+def _print_table(table: KernelTable, console: Console) -> None:
+    """GFLOP/s forward | backward, at the most heads."""
+    shown = Table(title=f"attention, GFLOP/s forward | backward, heads: {table.heads[-1]}")
+    shown.add_column("q rows", justify="right")
+    for ratio in table.k_per_q:
+        shown.add_column(f"keys = {ratio:g} x rows", justify="right")
+    giga = table.peak_flops / 1e9
+    for q, forward, backward in zip(table.q_len, table.forward, table.backward, strict=True):
+        pairs = zip(forward[:, -1] * giga, backward[:, -1] * giga, strict=True)
+        shown.add_row(str(q), *(f"{ahead:,.3g} | {back:,.3g}" for ahead, back in pairs))
+    console.print(shown)
+    console.print(f"matrix product {giga:,.0f} GFLOP/s; a call {show_seconds(table.call_seconds)}")
