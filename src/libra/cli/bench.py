@@ -41,7 +41,7 @@ class BenchOptions:
 
     lengths: tyro.conf.Positional[str]
     """A corpus: .npy, text, JSONL, Parquet, Arrow, Megatron .idx, or the folder of a Hugging Face
-    or MDS dataset; every rank reads it.
+    dataset; every rank reads it.
     """
 
     scheme: tuple[Scheme, ...] = get_args(Scheme)

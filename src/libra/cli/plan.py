@@ -36,7 +36,7 @@ class PlanOptions:
 
     lengths: tyro.conf.Positional[Path]
     """Sample lengths in tokens: a .npy of integers, text with integers separated by commas or white
-    space, or a corpus (Parquet, Arrow, JSONL, Megatron .idx, or the folder of a Hugging Face or MDS
+    space, or a corpus (Parquet, Arrow, JSONL, Megatron .idx, or the folder of a Hugging Face
     dataset); - for standard input.  Samples longer than a pack are dropped.
     """
 

@@ -50,8 +50,8 @@ class SimulateOptions:
     """What to simulate, and what to write."""
 
     lengths: tyro.conf.Positional[str]
-    """A corpus: .npy, text, JSONL, Parquet, Arrow, Megatron .idx, the folder of a Hugging Face or
-    MDS dataset, or - for standard input.
+    """A corpus: .npy, text, JSONL, Parquet, Arrow, Megatron .idx, the folder of a Hugging Face
+    dataset, or - for standard input.
     """
 
     cluster: str = "h100"

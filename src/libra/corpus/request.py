@@ -1,75 +1,106 @@
-"""What a user asks of a reader, the names that columns usually have, and extras to install."""
+"""The request that a reader serves, the checks of its lengths, and the error where they fail."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from libra.corpus.errors import CorpusError
+import numpy as np
+from numpy.typing import NDArray
+
+from libra.data.lengths import MAX_LENGTH
+
+IntArray = NDArray[np.int64]
 
 LENGTH_COLUMNS: Final = ("length", "lengths", "num_tokens", "n_tokens", "token_count", "seq_len")
 TOKEN_COLUMNS: Final = ("input_ids", "tokens")
 TEXT_COLUMNS: Final = ("text", "content")
+_SHOWN: Final = 40
+
+
+class CorpusError(ValueError):
+    """A corpus that cannot be read whole: names the file and, where there is one, the row.
+
+    Rows of arrays and tables are counted from 0, lines of text from 1.
+    """
+
+    def __init__(
+        self, file: Path | str, problem: str, row: int | None = None, unit: str = "row"
+    ) -> None:
+        super().__init__(file, problem, row, unit)  # all arguments, so that it can be pickled
+        self.file = str(file)
+        self.row = row
+        self._text = f"{file} {problem}" if row is None else f"{file}, {unit} {row}: {problem}"
+
+    def __str__(self) -> str:
+        return self._text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
+    """The options of `read_lengths` that every reader gets."""
+
     column: str | None = None
-    """The column or key that tells a sample's length; None to look for a usual name."""
+    """Column or key of the lengths, token lists or texts; None to look for a usual name."""
     tokenizer: object = None
-    """Counts the tokens of a text, see `libra.corpus.tokenizer`."""
+    """Counts the tokens of a text, see `libra.corpus.text.token_counter`."""
     chunk: int = 1 << 20
-    """Rows read at a time, at most."""
+    """Most rows read at a time."""
 
 
 def choose_column(request: Request, names: Iterable[str], file: Path | str) -> str:
-    """The column to read: the one asked for, else the first usual name that is there.
+    """The column to read: the requested one, else the first usual name that is there.
 
     Usual names are lengths, then token lists; texts come first where a tokenizer is given and
     aren't looked for otherwise.  Raises CorpusError where there is none.
     """
     present = list(names)
+    listed = ", ".join(map(repr, present[:20])) + (", ..." if len(present) > 20 else "")
+    if request.column in present:
+        return request.column
     if request.column is not None:
-        if request.column in present:
-            return request.column
-        raise CorpusError(file, f"has no column {request.column!r}; it has {_listed(present)}")
+        problem = f"has no column {request.column!r}; it has {listed or 'no column'}"
+        raise CorpusError(file, problem)
     usual = [*LENGTH_COLUMNS, *TOKEN_COLUMNS]
+    more = ", or a text column and a tokenizer"
     if request.tokenizer is not None:
-        usual = [*TEXT_COLUMNS, *usual]
+        usual, more = [*TEXT_COLUMNS, *usual], ""
     for name in usual:
         if name in present:
             return name
-    more = "" if request.tokenizer is not None else ", or a text column and a tokenizer"
     raise CorpusError(
         file,
-        f"has none of the usual columns {', '.join(usual)}; name one of {_listed(present)} as the "
-        f"column of lengths or token lists{more}",
+        f"has none of the usual columns {', '.join(usual)}; name one of {listed or 'no column'} as "
+        f"the column of lengths or token lists{more}",
     )
 
 
-def needs_tokenizer(file: Path | str, column: str) -> CorpusError:
-    return CorpusError(
-        file,
-        f"holds text in {column!r}; give a tokenizer to count its tokens, or name a column of "
-        "lengths or token lists",
-    )
+def check_rows(
+    values: NDArray[Any], file: Path | str, rows: Sequence[int], unit: str = "row"
+) -> IntArray:
+    """Lengths from a file as int64 [rows]; `rows[i]` is the file's number of values[i].
+
+    Raises CorpusError for the first that is not an integer in [1, 2^31].  An object array holds
+    Python integers of any size.
+    """
+    if not len(values):
+        return np.empty(0, dtype=np.int64)
+    if values.dtype.kind not in "iuO":
+        whole = values == np.floor(values) if values.dtype.kind == "f" else np.zeros(1, bool)
+        i = int(np.argmin(whole))  # the first NaN or fraction; else only the type is wrong
+        shown = show(values[i : i + 1].tolist()[0])
+        raise CorpusError(file, f"{shown} ({values.dtype}) is no integer", rows[i], unit)
+    wrong = np.flatnonzero((values < 1) | (values > MAX_LENGTH))
+    if len(wrong):
+        i = int(wrong[0])
+        problem = f"{show(values.tolist()[i])} is no length; a sample has 1 to 2^31 tokens"
+        raise CorpusError(file, problem, rows[i], unit)
+    return values.astype(np.int64, copy=False)
 
 
-def require_pyarrow(module: str, file: Path | str) -> Any:
-    """A pyarrow module; CorpusError naming the extra where pyarrow is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise CorpusError(
-            file,
-            "needs pyarrow, which is not installed; install the extra `corpus`: "
-            "pip install 'libra-attention[corpus]'",
-        ) from None
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:20]))
-    return f"{shown}, ..." if len(names) > 20 else shown or "no column"
+def show(value: object) -> str:
+    """A value for a message, shortened: a broken file may hold anything."""
+    text = hex(value) if isinstance(value, int) and abs(value) > 2**64 else repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

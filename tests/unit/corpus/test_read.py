@@ -1,16 +1,23 @@
-"""Telling formats apart, folders of shards, and what no reader takes."""
+"""Formats found by content and name, folders of shards, standard input, and refusals."""
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from libra.corpus import CorpusError, load_lengths, read_lengths
+
+NPY = io.BytesIO()
+np.save(NPY, np.array([3, 4]))
 
 
 def test_what_a_file_holds_counts_before_its_name(tmp_path: Path) -> None:
@@ -104,7 +111,7 @@ def test_a_cache_of_datasets_is_no_corpus(tmp_path: Path) -> None:
 def test_folders_and_files_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"is a folder with neither state.json"):
         load_lengths(tmp_path)
-    for format in (None, "npy", "parquet", "huggingface", "mds", "megatron"):
+    for format in (None, "npy", "parquet", "huggingface", "megatron"):
         if format == "parquet":
             pytest.importorskip("pyarrow")
         with pytest.raises(CorpusError, match=r"missing.* cannot be read"):
@@ -112,6 +119,54 @@ def test_folders_and_files_that_are_not_there_are_named(tmp_path: Path) -> None:
     (tmp_path / "file.txt").write_text("1")
     with pytest.raises(CorpusError, match="cannot be read: Not a directory"):
         load_lengths(tmp_path / "file.txt" / "inside")
+
+
+@pytest.mark.parametrize("named", ["mds", "mds/index.json"])
+def test_an_mds_dataset_is_refused_with_the_way_to_read_it(tmp_path: Path, named: str) -> None:
+    (tmp_path / "mds").mkdir()
+    (tmp_path / "mds" / "index.json").write_text(json.dumps({"version": 2, "shards": []}))
+    with pytest.raises(CorpusError, match=r"is an MDS dataset .*convert lengths to .npy"):
+        load_lengths(tmp_path / named)
+    np.save(tmp_path / "mds" / "lengths.npy", np.array([3]))
+    assert load_lengths(tmp_path / "mds", format="npy").tolist() == [3]
+
+
+@pytest.mark.parametrize("content", [NPY.getvalue(), b"3\n4\n", b'{"length": 3}\n{"length": 4}'])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_standard_input_is_told_by_what_it_holds(
+    content: bytes, zipped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = gzip.compress(content) if zipped else content
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+    assert load_lengths("-").tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "standard input holds no sample length"),
+        (b"3\n0\n", "standard input, line 2: 0 is no length"),
+        (b"PAR1", "standard input is parquet, which can be read from a file only"),
+    ],
+)
+def test_errors_of_standard_input_name_it(
+    content: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    with pytest.raises(CorpusError, match=message):
+        load_lengths("-")
+
+
+def test_a_zipped_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt.gz"
+    lengths = np.random.default_rng(0).integers(1, 10_000, 5000)
+    whole = gzip.compress("\n".join(map(str, lengths)).encode())
+    path.write_bytes(whole)
+    assert load_lengths(path).tolist() == lengths.tolist()
+    for content in (whole[:-1], whole[: len(whole) // 2], whole[:5000] + b"xx" + whole[5002:]):
+        path.write_bytes(content)
+        with pytest.raises(CorpusError, match=r"lengths.txt.gz.* (is cut short|cannot be read)"):
+            load_lengths(path)
 
 
 @pytest.mark.parametrize(
