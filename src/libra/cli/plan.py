@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -98,18 +98,19 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
     _check(options)
     console = console or table_console(_PIPE_COLUMNS)
     described = describe(options.cluster)
-    heads, tp = _heads(options), 1
+    tokens, cp, batch, tp = options.tokens, options.cp, options.global_batch, 1
     if (spread := described.parallelism) is not None:
-        tp = spread.tp
-        options = replace(
-            options, tokens=spread.tokens, cp=spread.cp, global_batch=spread.global_batch
-        )
+        tokens, cp, batch, tp = spread.tokens, spread.cp, spread.global_batch, spread.tp
     if described.model is not None:
         heads = described.model.heads(tp=tp, bytes=options.bytes)
+    else:
+        heads = HeadShape(
+            q=options.heads, kv=options.kv_heads, dim=options.head_dim, bytes=options.bytes
+        )
     chosen = choose_pool(
         load_lengths(options.lengths),
-        tokens=options.tokens,
-        global_batch=options.global_batch,
+        tokens=tokens,
+        global_batch=batch,
         pool_size=options.config.pool_size,
         window=options.window,
         pool=options.pool,
@@ -118,8 +119,8 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
     table = cluster_table(described.cluster, heads, options.kernels)
     report, lines = report_plan(
         chosen,
-        tokens=options.tokens,
-        cp_size=options.cp,
+        tokens=tokens,
+        cp_size=cp,
         config=described.cluster.with_nodes(options.config, tp=tp),
         heads=heads,
         attention=AttentionTime(cluster=described.cluster, table=table, tp=tp),
@@ -129,12 +130,6 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
     for what, path in written:
         console.print(f"{what:<10} {path}", highlight=False, markup=False)
     return 0
-
-
-def _heads(options: PlanOptions) -> HeadShape:
-    return HeadShape(
-        q=options.heads, kv=options.kv_heads, dim=options.head_dim, bytes=options.bytes
-    )
 
 
 def _check(options: PlanOptions) -> None:
@@ -157,11 +152,11 @@ def _check(options: PlanOptions) -> None:
                 "pip install 'libra-attention[plot]'"
             )
     named = [options.lengths, options.json, options.trace, options.plot]
-    files = [path.resolve() for path in named if path is not None]
-    if len(set(files)) < len(files):
+    paths = [path for path in named if path is not None]
+    if len({path.resolve() for path in paths}) < len(paths):
         raise ValueError(
             "LENGTHS, --json, --trace and --plot must be different files; got "
-            + ", ".join(map(str, (path for path in named if path is not None)))
+            + ", ".join(map(str, paths))
         )
     for name in ("json", "trace", "plot"):
         path = getattr(options, name)

@@ -10,8 +10,8 @@ import dataclasses
 import json
 import math
 import statistics
-import time
-from collections.abc import Callable, Sequence
+import timeit
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,6 +61,14 @@ class PlacementReport:
     total_backward_traffic: int
     worst_backward_sent: int
     worst_backward_received: int
+
+    @property
+    def worst(self) -> tuple[int, int, int, int]:
+        """Bytes of the busiest worker: sent and received forward, then backward."""
+        return (
+            *(self.worst_sent, self.worst_received),
+            *(self.worst_backward_sent, self.worst_backward_received),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -184,8 +192,8 @@ def report_plan(
     """
     make = partial(plan_pool, cp_size=cp_size, heads=heads, tokens=tokens)
     plan = make(chosen.cu_seqlens, config=config)
-    planning_seconds = _median_seconds(
-        lambda: make(chosen.cu_seqlens, config=config).to_buffer(), runs=_TIMED_RUNS
+    planning = timeit.repeat(
+        lambda: make(chosen.cu_seqlens, config=config).to_buffer(), repeat=_TIMED_RUNS, number=1
     )
     placements = [_placement([plan])]
     for placement in ("surplus", "paper"):
@@ -215,7 +223,7 @@ def report_plan(
         workers=plan.workers,
         blocks=len(plan.cuts),
         tiles=len(plan.assignment),
-        planning_seconds=planning_seconds,
+        planning_seconds=statistics.median(planning),
         imbalance=ImbalanceReport(home=imbalance(plan.home_load), planned=plan.imbalance),
         bound=BoundReport(
             traffic=bound, ratio=placements[0].total_traffic / bound if bound else None
@@ -235,20 +243,14 @@ def report_plan(
     return report, lines
 
 
-def _median_seconds(work: Callable[[], object], *, runs: int) -> float:
-    seconds = []
-    for _ in range(runs):
-        begin = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
-
-
 def _placement(plans: Sequence[PoolPlan]) -> PlacementReport:
     """Figures of plans that share a pool's workers between them, in worker order."""
     load = np.concatenate([plan.load for plan in plans])
-    sent, received = _ends([plan.traffic for plan in plans])
-    back_sent, back_received = _ends([plan.backward_traffic for plan in plans])
+    # Bytes that each worker sends (the sum over columns) and receives, [kinds, workers] each.
+    (sent, received), (back_sent, back_received) = (
+        [np.concatenate([moved.sum(axis=axis) for moved in way], axis=1) for axis in (2, 1)]
+        for way in ([p.traffic for p in plans], [p.backward_traffic for p in plans])
+    )
     return PlacementReport(
         placement=plans[0].config.placement,
         imbalance=imbalance(load),
@@ -262,16 +264,6 @@ def _placement(plans: Sequence[PoolPlan]) -> PlacementReport:
         worst_backward_sent=int(back_sent.sum(axis=0).max()),
         worst_backward_received=int(back_received.sum(axis=0).max()),
     )
-
-
-def _ends(traffic: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
-    """Bytes that each worker sends and receives, [kinds, workers] each, from the matrices
-    [kinds, workers, workers] of plans side by side.
-    """
-    sent, received = (
-        np.concatenate([moved.sum(axis=axis) for moved in traffic], axis=1) for axis in (2, 1)
-    )
-    return sent, received
 
 
 def _workers(plan: PoolPlan, traffic: PoolTraffic) -> WorkerReport:
@@ -315,7 +307,4 @@ def _by_kind(values: IntArray) -> ByKind:
 
 
 def _without_infinity(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {
-        name: None if isinstance(value, float) and math.isinf(value) else value
-        for name, value in fields
-    }
+    return {key: None if isinstance(v, float) and math.isinf(v) else v for key, v in fields}

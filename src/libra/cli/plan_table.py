@@ -129,20 +129,13 @@ def placements_table(report: PlanReport, *, by_kind: bool) -> Table:
     """This plan next to the other placements of the same pool."""
     every = report.placements
     unit = byte_unit(max(max(p.total_traffic, p.total_backward_traffic) for p in every))
-    busiest_unit = byte_unit(
-        max(
-            max(p.worst_sent, p.worst_received, p.worst_backward_sent, p.worst_backward_received)
-            for p in every
-        )
-    )
-    busiest = (f"busiest\nout {busiest_unit.name}", "\nin")
+    worst = byte_unit(max(max(p.worst) for p in every))
+    busiest = (f"busiest\nout {worst.name}", "\nin")
+    kinds = ("\nQ", "\nK, V", "\nO") if by_kind else ()
+    forward, backward = f"forward\n{unit.name}", f"backward\n{unit.name}"
     table = _table(
         "Placements of this pool",
-        (
-            *("placement", "\nimbalance", f"forward\n{unit.name}"),
-            *(("\nQ", "\nK, V", "\nO") if by_kind else ()),
-            *(*busiest, f"backward\n{unit.name}", *busiest),
-        ),
+        ("placement", "\nimbalance", forward, *kinds, *busiest, backward, *busiest),
     )
     for placed in every:
         table.add_row(
@@ -150,11 +143,9 @@ def placements_table(report: PlanReport, *, by_kind: bool) -> Table:
             f"{placed.imbalance:.4f}",
             unit.show(placed.total_traffic),
             *(unit.show(int(value)) for value in placed.traffic.values() if by_kind),
-            busiest_unit.show(placed.worst_sent),
-            busiest_unit.show(placed.worst_received),
+            *map(worst.show, placed.worst[:2]),
             unit.show(placed.total_backward_traffic),
-            busiest_unit.show(placed.worst_backward_sent),
-            busiest_unit.show(placed.worst_backward_received),
+            *map(worst.show, placed.worst[2:]),
             style="bold" if placed is report.placed else None,
         )
     return table
@@ -165,10 +156,8 @@ def _print_summary(report: PlanReport, console: Console) -> None:
     if report.ulysses_refused:
         console.print(report.ulysses_refused, highlight=False, markup=False)
     baseline = f", with Ulysses {ulysses.imbalance:.4f}" if ulysses else ""
-    forward = _traffic(placed.total_traffic, placed.worst_sent, placed.worst_received)
-    backward = _traffic(
-        placed.total_backward_traffic, placed.worst_backward_sent, placed.worst_backward_received
-    )
+    forward = _traffic(placed.total_traffic, *placed.worst[:2])
+    backward = _traffic(placed.total_backward_traffic, *placed.worst[2:])
     console.print(
         f"Imbalance  at home {report.imbalance.home:.4f}{baseline}, "
         f"planned [bold]{placed.imbalance:.4f}[/]",

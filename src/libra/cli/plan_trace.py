@@ -1,15 +1,14 @@
 """A plan's modelled timeline as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-One process a worker with two threads, compute and network; one complete event for each piece of
-work and each exchange.  The backward pass is shown as if it began when the last worker has finished
+A worker is a process with two threads, compute and network; every piece of work and every exchange
+is one complete event.  The backward pass is shown as if it began when the last worker has finished
 the forward pass.  The format is the Trace Event Format's JSON object form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from libra.cost.attention_time import PoolTimelines
 from libra.cost.kernel_table import Direction
@@ -17,40 +16,21 @@ from libra.cost.timeline import Timeline, moved_bytes
 from libra.plan.traffic import PoolTraffic
 
 Event = dict[str, Any]
-Ends = tuple[float, float]
-"""Seconds from the start of a pass."""
 
 COMPUTE, NETWORK = 0, 1
 _DECIMALS = 3  # of microseconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """A pass at its place in the trace."""
+class _Span(NamedTuple):
+    """One piece of work or one exchange of a worker."""
 
-    direction: Direction
-    line: Timeline
-    begin: float
-    """Seconds."""
-
-    def event(
-        self, kind: str, which: object, worker: int, thread: int, ends: Ends, **args: int
-    ) -> Iterator[Event]:
-        """One complete event, or none where it has no length."""
-        # Both ends are rounded, so that neighbours still meet and never overlap.
-        begin, stop = (round((self.begin + float(end)) * 1e6, _DECIMALS) for end in ends)
-        prefix = "" if self.direction == "forward" else "backward "
-        if stop > begin:
-            yield {
-                "name": f"{prefix}{kind} {which}",
-                "cat": f"{kind},{self.direction}",
-                "ph": "X",
-                "pid": worker,
-                "tid": thread,
-                "ts": begin,
-                "dur": round(stop - begin, _DECIMALS),
-                "args": args,
-            }
+    kind: str
+    chunk: int | None
+    """None for the work that waits for no chunk."""
+    start: float
+    """Seconds from the start of the pass, as `end`."""
+    end: float
+    counts: dict[str, int]
 
 
 def plan_trace(lines: PoolTimelines, *, cp_size: int, about: dict[str, Any]) -> dict[str, Any]:
@@ -59,58 +39,61 @@ def plan_trace(lines: PoolTimelines, *, cp_size: int, about: dict[str, Any]) -> 
     Times are microseconds.  Work and exchanges without a length have no event.
     """
     events: list[Event] = []
-    forward = _Pass("forward", lines.forward, 0.0)
-    backward = _Pass("backward", lines.backward, lines.forward.makespan)
     for worker in range(len(lines.forward.local_end)):
-        events += _names(worker, cp_size)
-        for shown in (forward, backward):
-            events += _work(worker, shown, lines.traffic)
-            events += _exchanges(worker, shown, lines.traffic)
+        replica, rank = divmod(worker, cp_size)
+        for name, thread, args in (
+            ("process_name", 0, {"name": f"worker {worker} (replica {replica}, rank {rank})"}),
+            ("process_sort_index", 0, {"sort_index": worker}),
+            ("thread_name", COMPUTE, {"name": "compute"}),
+            ("thread_name", NETWORK, {"name": "network"}),
+        ):
+            events.append({"name": name, "ph": "M", "pid": worker, "tid": thread, "args": args})
+    events += _events("forward", lines.forward, lines.traffic, begin=0.0)
+    events += _events("backward", lines.backward, lines.traffic, begin=lines.forward.makespan)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-def _names(worker: int, cp_size: int) -> Iterator[Event]:
-    replica, rank = divmod(worker, cp_size)
-    for name, thread, args in (
-        ("process_name", 0, {"name": f"worker {worker} (replica {replica}, rank {rank})"}),
-        ("process_sort_index", 0, {"sort_index": worker}),
-        ("thread_name", COMPUTE, {"name": "compute"}),
-        ("thread_name", NETWORK, {"name": "network"}),
-    ):
-        yield {"name": name, "ph": "M", "pid": worker, "tid": thread, "args": args}
-
-
-def _work(worker: int, shown: _Pass, traffic: PoolTraffic) -> Iterator[Event]:
-    line, pairs = shown.line, int(traffic.local_pairs[worker])
-    yield from shown.event(
-        "attend", "local", worker, COMPUTE, (0.0, line.local_end[worker]), pairs=pairs
-    )
-    for chunk in range(traffic.pairs.shape[1]):
-        yield from shown.event(
-            "attend",
-            chunk,
-            worker,
-            COMPUTE,
-            (line.attend_start[worker, chunk], line.attend_end[worker, chunk]),
-            chunk=chunk,
-            pairs=int(traffic.pairs[worker, chunk]),
-        )
-
-
-def _exchanges(worker: int, shown: _Pass, traffic: PoolTraffic) -> Iterator[Event]:
-    line, (dispatched, returned) = shown.line, moved_bytes(traffic, shown.direction)
-    for kind, moved, start, end in (
-        ("dispatch", dispatched, line.dispatch_start, line.dispatch_end),
-        ("return", returned, line.return_start, line.return_end),
-    ):
-        for chunk in range(len(moved)):
-            yield from shown.event(
-                kind,
-                chunk,
-                worker,
-                NETWORK,
-                (start[worker, chunk], end[worker, chunk]),
-                chunk=chunk,
-                bytes_sent=int(moved[chunk, worker].sum()),
-                bytes_received=int(moved[chunk, :, worker].sum()),
+def _events(
+    direction: Direction, line: Timeline, traffic: PoolTraffic, *, begin: float
+) -> Iterator[Event]:
+    """Complete events of a pass that begins at `begin` seconds."""
+    prefix = "" if direction == "forward" else "backward "
+    moved = moved_bytes(traffic, direction)
+    for worker in range(len(line.local_end)):
+        for span in _spans(worker, line, traffic, moved):
+            # Both ends are rounded, so that neighbours touch and never overlap.
+            start, end = (
+                round((begin + float(at)) * 1e6, _DECIMALS) for at in (span.start, span.end)
             )
+            if end > start:
+                chunk = {} if span.chunk is None else {"chunk": span.chunk}
+                yield {
+                    "name": f"{prefix}{span.kind} {'local' if span.chunk is None else span.chunk}",
+                    "cat": f"{span.kind},{direction}",
+                    "ph": "X",
+                    "pid": worker,
+                    "tid": COMPUTE if span.kind == "attend" else NETWORK,
+                    "ts": start,
+                    "dur": round(end - start, _DECIMALS),
+                    "args": chunk | span.counts,
+                }
+
+
+def _spans(
+    worker: int, line: Timeline, traffic: PoolTraffic, moved: tuple[Any, Any]
+) -> Iterator[_Span]:
+    """Work and exchanges of a worker in one pass; `moved` are the bytes of both exchanges."""
+    pairs = int(traffic.local_pairs[worker])
+    yield _Span("attend", None, 0.0, line.local_end[worker], {"pairs": pairs})
+    for chunk, pairs in enumerate(traffic.pairs[worker].tolist()):
+        at = (worker, chunk)
+        yield _Span("attend", chunk, line.attend_start[at], line.attend_end[at], {"pairs": pairs})
+        dispatch, back = (
+            {
+                "bytes_sent": int(way[chunk, worker].sum()),
+                "bytes_received": int(way[chunk, :, worker].sum()),
+            }
+            for way in moved
+        )
+        yield _Span("dispatch", chunk, line.dispatch_start[at], line.dispatch_end[at], dispatch)
+        yield _Span("return", chunk, line.return_start[at], line.return_end[at], back)

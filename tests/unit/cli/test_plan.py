@@ -137,19 +137,20 @@ def test_plan_and_simulate_give_a_pool_the_same_seconds(tmp_path: Path) -> None:
     assert main([*words, "--config.pool-size", "4", "--window", "1"]) == 0
     found = json.loads((tmp_path / "plan.json").read_text())
 
-    study = make_study(SimulateOptions(lengths=str(CODE), cluster=str(file), pool_sizes=(4,)))
+    options = SimulateOptions(lengths=str(CODE), cluster=str(file), pool_sizes=(4,))
+    setting = make_study(options).setting
     chosen = choose_pool(load_lengths(CODE), tokens=65536, global_batch=16, pool_size=4, window=1)
-    simulated = study.time(
+    simulated = setting.time(
         plan_pool(
             chosen.cu_seqlens,
-            cp_size=study.parallelism.cp,
-            config=study.config,
-            heads=study.model.heads(tp=2),
+            cp_size=setting.parallelism.cp,
+            config=setting.config,
+            heads=setting.heads,
             tokens=65536,
         )
     )
-    for direction in ("forward", "backward"):
-        assert found["modelled"][direction]["makespan"] == simulated[f"{direction}_seconds"] > 0
+    assert found["modelled"]["forward"]["makespan"] == simulated.forward_seconds > 0
+    assert found["modelled"]["backward"]["makespan"] == simulated.backward_seconds > 0
 
 
 def test_where_balance_may_cost_nothing_there_is_no_ratio(
