@@ -10,6 +10,7 @@ global batch, 1 to 16 replicas.  Every figure is a ratio to Ulysses on the same 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +22,16 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import libra
+from benchmarks.synthetic import CORPUS_1M, CORPUS_256K, LengthModel, generate_lengths
 from libra.cost import CLUSTERS, MODELS, Model, Parallelism, published_table
 from libra.cost.attention_time import AttentionTime
 from libra.data.packing import Packs, pack_best_fit
 from libra.simulate.predict import Setting, WindowSeconds, scheme_seconds
 from libra.simulate.scaling import select_packs
 from libra.simulate.schemes import PREDICTED, SCHEMES
-from libra.simulate.synthetic import CORPUS_1M, CORPUS_256K, LengthModel, generate_lengths
 
 BUFFER = 128
 """Samples that best fit chooses from: what the corpora are calibrated for."""

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from libra.simulate.pooling import expected_imbalance, random_grouping, variation
+import libra
+from libra.simulate.pooling import expected_imbalance, pool_curve, random_grouping, variation
 
 
 def test_the_formula_is_the_papers() -> None:
@@ -67,3 +68,17 @@ def test_bad_requests_are_refused(changes: dict[str, object], message: str) -> N
     arguments = {"workloads": np.arange(8), "packs": 4, "pool_sizes": [2], **changes}
     with pytest.raises(ValueError, match=message):
         random_grouping(arguments.pop("workloads"), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_pool_curve_is_what_placement_and_refinement_say() -> None:
+    windows = np.random.default_rng(0).integers(1, 1000, (5, 16))
+    curve = pool_curve(windows, [2, 4])
+    pools = libra.place_packs(windows[3], 4)
+    loads = windows[3][pools].sum(axis=1)
+    assert curve.placed[3, 1] == pytest.approx(loads.max() / loads.mean() - 1)
+    assert (curve.refined <= curve.placed).all()
+    assert curve.heaviest[3] == windows[3].max() / windows[3].mean()
+    with pytest.raises(ValueError, match="pool_size=3"):
+        pool_curve(windows, [3])
+    with pytest.raises(ValueError, match="no window"):
+        pool_curve([], [2])

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import libra
 from benchmarks.synthetic import (
+    CORPUS_1M,
+    CORPUS_256K,
     MODELS,
     PAPER,
     POOL_SIZES,
+    LengthModel,
     cut_to,
+    generate_lengths,
     generated_packs,
     window_best_fit,
     windows_of,
 )
 from libra.simulate.pooling import PoolCurve, pool_curve
-from libra.simulate.synthetic import CORPUS_1M, CORPUS_256K, LengthModel, generate_lengths
 
 MIX = Path(__file__).parents[2] / "data" / "lengths-mix.npy"
 PACKS_AND_SEEDS = {"256K": (12_800, (0, 1)), "1M": (8192, (0, 1))}
@@ -54,7 +55,7 @@ def test_seeds_differ() -> None:
 
 @pytest.mark.parametrize("model", [CORPUS_256K, CORPUS_1M])
 def test_lengths_have_the_published_median_and_reach_l(model: LengthModel) -> None:
-    lengths = np.array(drawn(model, 3_000_000))
+    lengths = np.array(drawn(model, 1_500_000))
     assert abs(np.median(lengths) - 644) < 10
     assert 1 <= lengths.min() and model.longest * 0.99 < lengths.max() <= model.longest
 
@@ -77,12 +78,6 @@ def test_the_tail_is_a_truncated_pareto_with_an_atom() -> None:
     rest = tail[tail < model.longest]
     below = (1 - (10_000 / 30_000)) / (1 - (10_000 / 100_000))  # its distribution function at 30000
     assert (rest < 30_000).mean() == pytest.approx(below, abs=0.005)
-
-
-def test_ten_million_samples_take_about_a_second() -> None:
-    begin = time.process_time()
-    assert sum(map(len, generate_lengths(CORPUS_256K, 10_000_000))) == 10_000_000
-    assert time.process_time() - begin <= 2
 
 
 @pytest.mark.parametrize(
@@ -170,17 +165,3 @@ def test_cutting_keeps_all_tokens_in_place() -> None:
     assert cut_to(np.array([3, 25, 10, 11], dtype=np.uint32), 10).tolist() == [
         3, 10, 10, 5, 10, 10, 1,
     ]  # fmt: skip
-
-
-def test_a_pool_curve_is_what_placement_and_refinement_say() -> None:
-    windows = np.random.default_rng(0).integers(1, 1000, (5, 16))
-    curve = pool_curve(windows, [2, 4])
-    pools = libra.place_packs(windows[3], 4)
-    loads = windows[3][pools].sum(axis=1)
-    assert curve.placed[3, 1] == pytest.approx(loads.max() / loads.mean() - 1)
-    assert (curve.refined <= curve.placed).all()
-    assert curve.heaviest[3] == windows[3].max() / windows[3].mean()
-    with pytest.raises(ValueError, match="pool_size=3"):
-        pool_curve(windows, [3])
-    with pytest.raises(ValueError, match="no window"):
-        pool_curve([], [2])
