@@ -1,8 +1,8 @@
-"""How long collectives take, in seconds.
+"""Seconds of collectives.
 
-What is simplified.  Every group runs its collective alone, at `collective_efficiency` of the link.
+Simplifications.  Every group runs its collective alone, at `collective_efficiency` of the link.
 A group that fits in a node uses the links within; one that does not is as fast as the network
-between nodes, into which all its members of a node send side by side, each over its own port.
+between nodes, into which all its members of a node send at the same time, each over its own port.
 Latency grows with the logarithm of the group.
 """
 
@@ -12,7 +12,8 @@ from libra.cost.hardware import Cluster
 
 
 def ring_seconds(whole: float, ranks: int, cluster: Cluster, *, stride: int = 1) -> float:
-    """A reduce-scatter or an all-gather of `whole` bytes over `ranks` ranks, every `stride`-th.
+    """Seconds of a reduce-scatter or an all-gather of `whole` bytes over every `stride`-th rank, of
+    `ranks` ranks.
 
     Each rank sends and receives (ranks - 1) / ranks of the whole; an all-reduce is two of these.
     """
@@ -27,7 +28,7 @@ def ring_seconds(whole: float, ranks: int, cluster: Cluster, *, stride: int = 1)
 
 
 def exchange_seconds(held: float, ranks: int, cluster: Cluster, *, stride: int = 1) -> float:
-    """An all-to-all in which each of `ranks` ranks spreads its `held` bytes evenly over all."""
+    """Seconds of an all-to-all in which each of `ranks` ranks sends its `held` bytes evenly to all."""
     if ranks == 1:
         return 0.0
     members = _members(ranks, cluster, stride)
@@ -37,7 +38,7 @@ def exchange_seconds(held: float, ranks: int, cluster: Cluster, *, stride: int =
 
 
 def hop_seconds(sent: float, cluster: Cluster, *, stride: int) -> float:
-    """Passing `sent` bytes to the rank `stride` away, as pipeline stages do."""
+    """Seconds to send `sent` bytes to the rank `stride` away, as pipeline stages do."""
     if stride < cluster.ranks_per_node:
         bandwidth, latency = cluster.within_node, cluster.within_node_latency
     else:

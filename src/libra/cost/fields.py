@@ -25,7 +25,7 @@ def check_fields(
     """Check every field of a dataclass: text, true or false, one of its choices, or a number.
 
     Numbers must be finite and > 0; those named in `zero` may be 0, and those in `shares` are at
-    most 1.
+    most 1.  Fields of other types are left to the dataclass.
     """
     kind = type(described)
     for name, hint in get_type_hints(kind).items():
@@ -40,7 +40,7 @@ def check_fields(
                 raise ValueError(f"{where} is {value!r}; it must be text")
         elif hint is int:
             check_count(where, value, least=0 if name in zero else 1)
-        else:
+        elif hint is float:
             most = 1 if name in shares else math.inf
             check_number(where, value, zero=name in zero, most=most)
 

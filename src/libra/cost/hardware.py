@@ -1,10 +1,10 @@
-"""The machines: what one GPU computes and moves, and how GPUs are joined.
+"""The hardware model of all commands: rates of one GPU, and the links between GPUs.
 
 Units are SI: bytes, bytes/s, FLOP/s, seconds; GB means 1e9 bytes.  Data sheets give NVLink for both
 directions together and tensor throughput often with sparsity; here both are one direction and
 dense.
 
-What is simplified.  A node's GPUs are joined all to all, each with its own share of the network,
+Simplifications.  A node's GPUs are joined all to all, each with its own share of the network,
 and the network between nodes has full bisection.  Real machines reach less than their data sheets:
 `matmul_fraction` and `collective_efficiency` say how much, and are assumptions until measured
 (`libra calibrate` measures the first; a collective benchmark such as nccl-tests the second).
@@ -27,7 +27,7 @@ class Cluster:
     """One kind of GPU and the links between them."""
 
     name: str
-    """What reports call it."""
+    """Name in reports."""
 
     peak_flops: float
     """Dense bf16 FLOP/s of one GPU, as the vendor states it."""
@@ -69,7 +69,7 @@ class Cluster:
     """
 
     attention_figures: AttentionFigures = "flash-3"
-    """Which published attention figures stand in where no calibrated table is given."""
+    """Published attention figures to use where no calibrated table is given."""
 
     def __post_init__(self) -> None:
         check_fields(

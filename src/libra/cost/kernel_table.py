@@ -26,8 +26,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.cost.fields import check_choice
-from libra.data.lengths import causal_pairs, check_count, check_number
+from libra.cost.fields import check_choice, check_fields
+from libra.data.lengths import causal_pairs, check_number
 
 Direction = Literal["forward", "backward"]
 DIRECTIONS: Final[tuple[Direction, Direction]] = ("forward", "backward")
@@ -42,7 +42,7 @@ class KernelTable:
     """Fractions of a peak rate by segment shape; immutable, checked when made."""
 
     source: str
-    """Where the figures are from."""
+    """Origin of the figures."""
 
     peak_flops: float
     """FLOP/s that the fractions are of."""
@@ -69,20 +69,15 @@ class KernelTable:
     """Fractions > 0, [Q, K, H]."""
 
     call_seconds: float = 0.0
-    """Seconds that a forward call takes whatever it computes; no part of `seconds`."""
+    """Fixed seconds of a forward call, whatever it computes; no part of `seconds`."""
 
     matmul_flops: float | None = None
     """FLOP/s of a large matrix product on the same machine, where it was measured."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, str):
-            raise ValueError(f"KernelTable.source is {self.source!r}; it must be text")
-        check_number("KernelTable.peak_flops", self.peak_flops)
-        check_number("KernelTable.call_seconds", self.call_seconds, zero=True)
+        check_fields(self, zero=("call_seconds",))
         if self.matmul_flops is not None:
             check_number("KernelTable.matmul_flops", self.matmul_flops)
-        check_count("KernelTable.key_dim", self.key_dim)
-        check_count("KernelTable.value_dim", self.value_dim)
         for name, kind in (("q_len", np.int64), ("k_per_q", np.float64), ("heads", np.int64)):
             axis = _check_axis(name, getattr(self, name))
             object.__setattr__(self, name, _frozen(axis.astype(kind)))

@@ -1,18 +1,18 @@
-"""Seconds of one microbatch on one pipeline stage: given attention, and all that is not attention.
+"""Seconds of one microbatch on every pipeline stage, from the seconds of its attention.
 
-Beside attention a layer takes, on each rank and forward:
+Besides attention a layer takes, on each rank and forward:
 
 - matrix products: FLOPs of its linear layers over the rate of large products;
 - elementwise work: every activation written and read once, at memory bandwidth;
 - tensor parallelism: two all-gathers and two reduce-scatters of the residual stream;
 - expert parallelism: two all-to-alls of every token, once for each expert that serves it.
 
-Backward takes the products and elementwise work twice and the exchanges once.  Recomputation adds a
-forward to it, attention with its exchanges included.
+Backward takes the products and elementwise work twice and the exchanges once.  Recomputation adds
+one forward to the backward, attention with its exchanges included.
 
-What is simplified.  Nothing but what `attention` already hides is hidden: exchanges of tp and ep
-are exposed.  Experts are served evenly.  All of this depends on tokens alone, of which every pack
-has as many; so it delays all schemes alike.
+Simplifications.  Only attention hides exchanges: those of tp and ep are exposed.  Experts are
+served evenly.  All of these seconds depend on tokens alone, and every pack has as many, so they
+delay all schemes alike.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class LinearSeconds:
 
     matmul: float
     elementwise: float
-    tensor_parallel: float
-    expert_parallel: float
+    exchanges: float
+    """Transfers of one pass, of tensor and expert parallelism."""
 
     @property
     def forward(self) -> float:
@@ -49,25 +49,18 @@ class LinearSeconds:
         """One backward pass, without a recomputed forward."""
         return 2 * (self.matmul + self.elementwise) + self.exchanges
 
-    @property
-    def exchanges(self) -> float:
-        """Transfers of one pass."""
-        return self.tensor_parallel + self.expert_parallel
-
 
 def layer_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -> LinearSeconds:
     """One layer of one microbatch on a rank, without attention."""
     rows, tp = parallelism.rows, parallelism.tp
     stream = rows * model.hidden * parallelism.element_bytes
     held = rows * model.layer_elements * parallelism.element_bytes / tp
-    routed = stream * model.active_experts / tp if model.experts > 1 else 0.0
+    routed = stream * model.active_experts / tp  # a dense model has ep = 1 and exchanges nothing
     return LinearSeconds(
         matmul=rows * model.layer_flops / tp / cluster.matmul_flops,
         elementwise=2 * held / cluster.memory_bandwidth,
-        tensor_parallel=4 * ring_seconds(stream, tp, cluster),
-        expert_parallel=2 * exchange_seconds(routed, parallelism.ep, cluster, stride=tp)
-        if model.experts > 1
-        else 0.0,
+        exchanges=4 * ring_seconds(stream, tp, cluster)
+        + 2 * exchange_seconds(routed, parallelism.ep, cluster, stride=tp),
     )
 
 
@@ -78,8 +71,7 @@ def output_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -> 
     return LinearSeconds(
         matmul=rows * model.output_flops / tp / cluster.matmul_flops,
         elementwise=2 * logits / cluster.memory_bandwidth,
-        tensor_parallel=ring_seconds(rows * model.hidden * parallelism.element_bytes, tp, cluster),
-        expert_parallel=0.0,
+        exchanges=ring_seconds(rows * model.hidden * parallelism.element_bytes, tp, cluster),
     )
 
 

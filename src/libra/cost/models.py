@@ -1,4 +1,4 @@
-"""The models: decoder shapes, their parameters and the work of their linear layers.
+"""Models: decoder shapes, their parameters and the work of their linear layers.
 
 A layer is attention (q, k, v and output projections, no biases) and a gated feed-forward network of
 three matrices, or `experts` of them behind a router.  All layers are alike.  Work is counted for
@@ -20,7 +20,7 @@ class Model:
     """Shape of a decoder."""
 
     name: str
-    """What reports call it."""
+    """Name in reports."""
 
     layers: int
     """Decoder layers."""
@@ -50,7 +50,7 @@ class Model:
     """Routed experts that serve a token."""
 
     shared_experts: int = 0
-    """Experts of size `ffn` that serve every token beside the routed ones."""
+    """Experts of size `ffn` that serve every token in addition to the routed ones."""
 
     tied_embeddings: bool = False
     """Whether the output projection is the embedding."""
@@ -122,10 +122,10 @@ class Model:
 
     @property
     def layer_elements(self) -> int:
-        """Elements that one token leaves behind in one layer, forward.
+        """Elements of the activations of one token in one layer, forward.
 
         Two norms, q, k, v, the attention's output and its projection, the routed copies of the
-        token and what comes back of them, the gate, its partner and their product.
+        token and the experts' outputs, the gate, its partner and their product.
         """
         serving = self.active_experts + self.shared_experts
         routed = 2 * self.active_experts * self.hidden if self.experts > 1 else 0

@@ -1,4 +1,4 @@
-"""How a model is spread over GPUs, and what training keeps of it."""
+"""How a model is spread over GPUs, and which of its tensors training keeps."""
 
 from __future__ import annotations
 
@@ -69,9 +69,15 @@ class Parallelism:
 
     def __post_init__(self) -> None:
         check_fields(self, zero=("gradient_overlap",), shares=("gradient_overlap",))
-        self._must_divide("dp", self.dp, "global_batch", self.global_batch)
-        self._must_divide("cp", self.cp, "tokens", self.tokens)
-        self._must_divide("ep", self.ep, "cp x dp", self.cp * self.dp)
+        for name, of, whole in (
+            ("dp", "global_batch", self.global_batch),
+            ("cp", "tokens", self.tokens),
+            ("ep", "cp x dp", self.cp * self.dp),
+        ):
+            if whole % getattr(self, name):
+                raise ValueError(
+                    f"Parallelism.{name} {getattr(self, name)} does not divide {of} {whole}"
+                )
         if self.schedule != "interleaved" and self.virtual_stages > 1:
             raise ValueError(
                 f"Parallelism.virtual_stages is {self.virtual_stages} but schedule is "
@@ -82,10 +88,6 @@ class Parallelism:
                 f"Parallelism.pp {self.pp} does not divide the {self.microbatches} microbatches of "
                 "a replica (global_batch / dp), which schedule='interleaved' needs"
             )
-
-    def _must_divide(self, name: str, value: int, whole_name: str, whole: int) -> None:
-        if whole % value:
-            raise ValueError(f"Parallelism.{name} {value} does not divide {whole_name} {whole}")
 
     @property
     def microbatches(self) -> int:

@@ -146,9 +146,8 @@ def test_a_layer_by_hand() -> None:
 def test_tensor_and_expert_parallelism_move_the_stream_and_the_routed_tokens() -> None:
     layer = layer_seconds(SPARSE, spread(tp=2, ep=2), CLUSTER)
     stream = 32 * 8 * 2
-    assert layer.tensor_parallel == 4 * (stream / 2 / 10 + 1)
     held = stream * 2 / 2  # two experts a token, two tp ranks
-    assert layer.expert_parallel == 2 * (held / 2 / 10 + 1)
+    assert layer.exchanges == 4 * (stream / 2 / 10 + 1) + 2 * (held / 2 / 10 + 1)
     assert layer.backward == 2 * (layer.matmul + layer.elementwise) + layer.exchanges
     assert layer.matmul == 32 * SPARSE.layer_flops / 2 / 500
 
