@@ -1,36 +1,14 @@
-"""Kernel tables: exact operations, interpolation, files, and the published figures."""
+"""Kernel tables: exact operations, interpolation, and refusals."""
 
 from __future__ import annotations
-
-import dataclasses
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libra.cost import CLUSTERS, KernelTable, published_table, read_kernel_table
 from libra.cost.kernel_table import segment_flops
-from libra.cost.table_file import write_kernel_table
-
-
-def table(**changes: object) -> KernelTable:
-    """Two points along every axis; fractions 1/2, 1/4, ... by q, k and heads."""
-    shape = (2, 2, 2)
-    fields = {
-        "source": "a test",
-        "peak_flops": 1000.0,
-        "key_dim": 2,
-        "value_dim": 3,
-        "q_len": np.array([16, 256]),
-        "k_per_q": np.array([1.0, 4.0]),
-        "heads": np.array([1, 4]),
-        "forward": 0.5 ** np.arange(1, 9).reshape(shape),
-        "backward": np.full(shape, 0.25),
-    }
-    return KernelTable(**(fields | changes))  # type: ignore[arg-type]
+from tests.unit.cost.small_table import table
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(1, 3))
@@ -121,90 +99,3 @@ def test_segments_that_cannot_be_are_refused(arguments, message: str) -> None:
 def test_tables_that_make_no_sense_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         table(**changes)
-
-
-@pytest.mark.parametrize("suffix", [".json", ".toml"])
-@pytest.mark.parametrize("rate", [None, 3.5e14])
-def test_a_table_comes_back_from_its_file_as_it_was(
-    tmp_path: Path, suffix: str, rate: float | None
-) -> None:
-    made = table(source='a "quoted" ünit', matmul_flops=rate, call_seconds=1e-5)
-    file = tmp_path / f"kernels{suffix}"
-    write_kernel_table(made, file)
-    back = read_kernel_table(file)
-    for field in dataclasses.fields(KernelTable):
-        assert np.array_equal(getattr(back, field.name), getattr(made, field.name)), field.name
-    again = tmp_path / f"again{suffix}"
-    write_kernel_table(back, again)
-    assert again.read_bytes() == file.read_bytes()
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"foward": []}, r"unknown key 'foward' \(did you mean 'forward'\?\) in the kernel table"),
-        ({"version": 2}, "version 2; this libra reads version 1"),
-        ({"format": "else"}, "not a kernel table"),
-        ({"heads": None}, "heads holds object; it must hold numbers"),
-        ({"q_len": [1, "x"]}, "must hold numbers"),
-        ({"forward": [[1], [1, 2]]}, "forward cannot be read as numbers"),
-        ({"peak_flops": "fast"}, "peak_flops is 'fast'"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_named_with_its_key(
-    tmp_path: Path, changes: dict[str, object], message: str
-) -> None:
-    file = tmp_path / "kernels.json"
-    write_kernel_table(table(), file)
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    with pytest.raises(ValueError, match=message) as error:
-        read_kernel_table(file)
-    assert "kernels.json" in str(error.value)
-
-
-def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
-    for name, text, message in (
-        ("none.json", None, "cannot read"),
-        ("broken.json", "{", "cannot read"),
-        ("broken.toml", "[", "cannot read"),
-        ("list.json", "[]", "not a kernel table"),
-        ("table.npy", "", "a .json or .toml file"),
-        ("less.json", '{"format": "libra-kernel-table", "version": 1}', "lacks source, peak"),
-    ):
-        if text is not None:
-            (tmp_path / name).write_text(text)
-        with pytest.raises(ValueError, match=message):
-            read_kernel_table(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    "length, tflops", [(512, 292), (1024, 423), (2048, 521), (4096, 579), (16_384, 616)]
-)
-def test_the_h100_table_runs_causal_attention_as_fast_as_was_published(
-    length: int, tflops: float
-) -> None:
-    made = published_table(CLUSTERS["h100"])
-    flops = segment_flops(length, length, 16, 128, 128, direction="forward")
-    seconds = made.seconds(length, length, 16, direction="forward")
-    assert flops / seconds / 1e12 == pytest.approx(tflops)
-
-
-def test_published_tables_reach_the_best_that_is_reported_and_no_more() -> None:
-    for name, forward, backward in (("a100", 0.73, 0.63), ("h100", 648 / 989, 561 / 989)):
-        made = published_table(CLUSTERS[name])
-        assert made.forward.max() == pytest.approx(forward, abs=0.001)
-        assert made.backward.max() == pytest.approx(backward, abs=0.001)
-    assert published_table(CLUSTERS["b200"]).forward.max() == pytest.approx(0.71, abs=0.001)
-
-
-@pytest.mark.parametrize("name", CLUSTERS)
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_longer_segments_take_no_less_time_but_for_interpolation(name: str, direction) -> None:
-    made = published_table(CLUSTERS[name])
-    lengths = np.unique(np.geomspace(1, 1 << 20, 300).astype(np.int64))
-    square = made.seconds(lengths, lengths, 1, direction=direction)
-    assert (np.diff(square) >= -0.02 * square[1:]).all()
-    for q in (1, 100, 700, 5000):
-        keys = lengths[lengths >= q]
-        beside = made.seconds(q, keys, 1, direction=direction)
-        assert (np.diff(beside) >= -0.02 * beside[1:]).all()
