@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import importlib
 import inspect
 import io
@@ -13,6 +14,7 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,6 +179,15 @@ def test_the_architecture_names_every_source_file() -> None:
 def test_the_api_page_describes_every_public_name() -> None:
     described = set(re.findall(r"^::: libra\.(\w+)$", PAGES["docs/api.md"], re.MULTILINE))
     assert described == set(libra.__all__)
+
+
+def test_the_configuration_page_describes_every_field_of_a_section() -> None:
+    sections = PAGES["docs/configuration.md"].split("::: ")[1:]
+    for section in (section for section in sections if "members:\n" in section):
+        name, members = section.split("members:\n")
+        kind: Any = resolve(name.split()[0])
+        fields = [field.name for field in dataclasses.fields(kind)]
+        assert re.findall(r"^ +- (\w+)$", members, re.MULTILINE) == fields
 
 
 def test_the_index_links_to_every_page() -> None:
