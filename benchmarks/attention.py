@@ -20,8 +20,6 @@ from typing import Any
 
 import tyro
 
-from libra.bench.figures import PARTS
-
 ROOT = Path(__file__).resolve().parents[1]
 LENGTHS = "tests/data/lengths-code.npy"
 MARK = "<!-- figures: everything below is written by benchmarks/attention.py -->"
@@ -125,10 +123,13 @@ def tables(found: dict[str, Any], day: str) -> Iterator[str]:
         )
         yield "|---" + "|---:" * 10 + "|"
         for scheme, row in figures["schemes"].items():
-            ratios = [f"{row['of_ulysses'][name]:.3f}" for name in ("mean", "max", *PARTS)]
-            cells = [figures["names"][scheme], *ratios]
-            speedups = ("speedup", "cpu_speedup", "predicted", "max_speedup")
-            cells += [f"{row[name]:.2f}x" for name in speedups] + [f"{row['megabytes']:.1f}"]
+            ratios = row["of_ulysses"]
+            mean, slowest = ratios["mean"], ratios["slowest"]
+            times = [mean["straggler"], slowest["straggler"]]
+            times += [mean[part] for part in ("compute", "exposed", "wait")]
+            speedups = ("speedup", "cpu_speedup", "predicted", "slowest_speedup")
+            cells = [figures["names"][scheme], *(f"{time:.3f}" for time in times)]
+            cells += [f"{ratios[name]:.2f}x" for name in speedups] + [f"{row['megabytes']:.1f}"]
             yield f"| {' | '.join(cells)} |"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,17 +13,16 @@ import torch.distributed as dist
 
 import libra
 from libra.baselines.wlb import WlbConfig
-from libra.bench.contestants import Field, SchemeRunner, make_field
-from libra.bench.measure import Place, measure_windows
-from libra.bench.schemes import Scheme, window_steps
+from libra.bench.measure import BenchRank, measure_windows
+from libra.bench.runner import SchemeRunner, make_runners
 from libra.config import HeadShape
 from libra.runtime.kernels import kernel_for
 from libra.runtime.speed import Stopwatch, TimedKernel
+from libra.simulate.schemes import MEASURED, SCHEMES
 from tests.distributed.cases import make_mesh
 from tests.distributed.ranks import RankPool
 from tests.reference import block_diagonal_attention
 
-SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 CPU = torch.device("cpu")
 HEADS = HeadShape(4, 2, 8, 8)
 CONFIG = libra.PoolConfig(pool_size=2, block_size=8, chunks=2)
@@ -46,10 +44,11 @@ class Job:
 
 
 @functools.cache
-def field(world_size: int, cp: int) -> tuple[Field, TimedKernel]:
+def every_runner(world_size: int, cp: int) -> tuple[tuple[SchemeRunner, ...], TimedKernel]:
     """Made once, since process groups are."""
     kernel = TimedKernel(kernel_for(CPU), Stopwatch())
-    return make_field(SCHEMES, make_mesh(world_size, cp), CONFIG, kernel), kernel
+    schemes = [SCHEMES[key] for key in MEASURED]
+    return make_runners(schemes, make_mesh(world_size, cp), CONFIG, kernel), kernel
 
 
 def whole_window(job: Job) -> list[torch.Tensor]:
@@ -67,23 +66,19 @@ def whole_window(job: Job) -> list[torch.Tensor]:
     ]
 
 
-def run_window(each: SchemeRunner, job: Job, rank: int, world_size: int) -> list[torch.Tensor]:
+def run_window(each: SchemeRunner, job: Job, rank: int) -> list[torch.Tensor]:
     """out, dq, dk and dv of every token of the window, summed over all ranks' steps."""
     window, (replica, cp_rank) = job.window, divmod(rank, job.cp)
-    steps = window_steps(
-        window,
-        each.scheme,
-        dp_size=world_size // job.cp,
-        pool_size=each.pool_size,
-        wlb=WlbConfig(most_tokens=2.0),
-    )
+    steps = each.steps(window, WlbConfig(most_tokens=2.0))
     tensors = whole_window(job)
     found = [torch.zeros_like(tensors[i]) for i in (3, 0, 1, 2)]
     starts = np.append(0, np.cumsum(window.lengths))
     for step in steps:
         order = [np.arange(starts[f], starts[f + 1]) for f in step.fragments[replica]]
         token = np.concatenate([*order, np.full(step.tokens[replica], -1)])[: step.tokens[replica]]
-        rows = libra.local_positions(step.tokens[replica], job.cp, cp_rank, each.shard_layout)
+        rows = libra.local_positions(
+            step.tokens[replica], job.cp, cp_rank, each.config.shard_layout
+        )
         mine = torch.from_numpy(token[rows])
         *qkv, dout = (tensor[mine] for tensor in tensors)  # padding holds some token's values
         qkv = [tensor.requires_grad_() for tensor in qkv]
@@ -107,9 +102,9 @@ def equality_case(rank: int, world_size: int, job: Job) -> dict[str, float]:
     wanted = block_diagonal_attention(*qkv, bounds)
     due = [wanted.detach(), *torch.autograd.grad(wanted, qkv, dout)]
     errors = {}
-    for each in field(world_size, job.cp)[0].contestants:
-        found = run_window(each, job, rank, world_size)
-        errors[each.scheme] = max(
+    for each in every_runner(world_size, job.cp)[0]:
+        found = run_window(each, job, rank)
+        errors[each.scheme.key] = max(
             float((a - b).abs().max()) for a, b in zip(found, due, strict=True)
         )
     return errors
@@ -127,14 +122,14 @@ JOBS = {
 @pytest.mark.parametrize("job", JOBS[2], ids=lambda job: f"cp{job.cp}")
 def test_two_ranks_give_equal_outputs_and_gradients(ranks2: RankPool, job: Job) -> None:
     for errors in ranks2.run(equality_case, _whole_batch(job, 2)):
-        assert set(errors) == set(SCHEMES)
+        assert set(errors) == set(MEASURED)
         assert max(errors.values()) <= 1e-12, errors
 
 
 @pytest.mark.parametrize("job", JOBS[4], ids=lambda job: f"cp{job.cp}")
 def test_four_ranks_give_equal_outputs_and_gradients(ranks4: RankPool, job: Job) -> None:
     for errors in ranks4.run(equality_case, _whole_batch(job, 4)):
-        assert set(errors) == set(SCHEMES)
+        assert set(errors) == set(MEASURED)
         assert max(errors.values()) <= 1e-12, errors
 
 
@@ -151,8 +146,8 @@ def _whole_batch(job: Job, world: int) -> Job:
 
 def times_case(rank: int, world_size: int, job: Job) -> dict[str, list[tuple[float, ...]]]:
     """Measured steps of every scheme."""
-    every, kernel = field(world_size, job.cp)
-    place = Place(
+    runners, kernel = every_runner(world_size, job.cp)
+    here = BenchRank(
         rank=rank,
         world=world_size,
         cp=job.cp,
@@ -164,15 +159,15 @@ def times_case(rank: int, world_size: int, job: Job) -> dict[str, list[tuple[flo
     heard: list[str] = []
     times = measure_windows(
         [job.window],
-        every.contestants,
-        place,
+        runners,
+        here,
         layers=2,
         wlb=WlbConfig(most_tokens=2.0),
         done=heard.append,
     )
-    count = len(heard) // len(SCHEMES)
-    turns = [heard[i * len(SCHEMES) : (i + 1) * len(SCHEMES)] for i in range(count)]
-    assert turns == [list(SCHEMES)[:: -1 if i % 2 else 1] for i in range(count)]
+    count = len(heard) // len(MEASURED)
+    turns = [heard[i * len(MEASURED) : (i + 1) * len(MEASURED)] for i in range(count)]
+    assert turns == [list(MEASURED)[:: -1 if i % 2 else 1] for i in range(count)]
     return {
         scheme: [
             (step.straggler, step.compute, step.exposed, step.wait, step.load, step.sent)

@@ -1,6 +1,6 @@
-"""Running contestants in turn, step by step, and what each rank's clock says.
+"""Step times of every scheme, measured in turn, and each scheme's profile.
 
-Every layer runs forward and backward behind a barrier.  A layer's time is its slowest rank's; each
+Every layer runs forward and backward after a barrier.  A layer's time is its slowest rank's.  Each
 rank spends it in kernels (compute), waiting for the slowest (wait), and on all else: moving rows,
 copies and launches that no kernel hides (exposed).
 """
@@ -8,17 +8,20 @@ copies and launches that no kernel hides (exposed).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from libra.baselines.wlb import WlbConfig
-from libra.bench.contestants import Ready, SchemeRunner, random_rows
-from libra.bench.schemes import Scheme, Step, window_steps
+from libra.bench.results import StepTimes
+from libra.bench.runner import Ready, SchemeRunner, random_rows
+from libra.bench.steps import Step
 from libra.config import HeadShape
 from libra.data.cp_shards import local_positions
 from libra.data.packing import Packs
@@ -28,8 +31,8 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """This rank, and what it computes with."""
+class BenchRank:
+    """This rank, with the device, dtype, heads and kernel that it measures."""
 
     rank: int
     world: int
@@ -40,105 +43,93 @@ class Place:
     kernel: TimedKernel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """One step of one scheme: its layer of median straggler time; seconds are means over ranks."""
-
-    window: int
-    step: int
-    straggler: float
-    """Slowest rank, forward and backward."""
-    compute: float
-    exposed: float
-    wait: float
-    cpu: float
-    """CPU seconds of the busiest rank's process, network threads included: no wait counts, nor what
-    others do to a busy machine.
-    """
-    load: int
-    """Busiest rank's causal pairs times heads."""
-    sent: int
-    """Bytes that all ranks send in forward."""
-
-
 def measure_windows(
     windows: Iterable[Packs],
-    contestants: Sequence[SchemeRunner],
-    place: Place,
+    runners: Sequence[SchemeRunner],
+    here: BenchRank,
     *,
     layers: int,
     wlb: WlbConfig,
     done: Callable[[str], None],
-) -> dict[Scheme, list[StepTimes]]:
-    """Every contestant on every step; the order alternates from step to step.  Collective.
+) -> dict[str, list[StepTimes]]:
+    """Every scheme on every step; the order alternates from step to step.  Collective.
 
-    The same on every rank.  `done` hears of each step.
+    The result is equal on every rank.  `done` is called with the scheme's key after each step.
     """
-    times: dict[Scheme, list[StepTimes]] = {each.scheme: [] for each in contestants}
+    times: dict[str, list[StepTimes]] = {runner.scheme.key: [] for runner in runners}
     turn = 0
     for number, window in enumerate(windows):
-        plans = {each.scheme: plan_steps(each, window, place, wlb) for each in contestants}
-        for index in range(len(plans[contestants[0].scheme])):
-            for each in contestants[:: -1 if turn % 2 else 1]:
-                ready, run = prepare_step(each, window, plans[each.scheme][index], place, turn)
-                clocks = np.stack([_timed_layer(run, place) for _ in range(1 + layers)])[1:]
-                every = gather(np.append(clocks.ravel(), [ready.load, ready.sent]), place)
-                times[each.scheme].append(_summary(number, index, every, layers))
-                done(each.scheme)
+        plans = {runner.scheme.key: runner.steps(window, wlb) for runner in runners}
+        for index in range(len(plans[runners[0].scheme.key])):
+            for runner in runners[:: -1 if turn % 2 else 1]:
+                key = runner.scheme.key
+                ready, run = prepare_step(runner, window, plans[key][index], here, turn)
+                # The first layer makes index maps and does not count.
+                clocks = np.stack([_timed_layer(run, here) for _ in range(1 + layers)])[1:]
+                every = _gather(np.append(clocks.ravel(), [ready.load, ready.sent]), here)
+                times[key].append(_summary(number, index, every, layers))
+                done(key)
             turn += 1
     return times
 
 
-def plan_steps(contestant: SchemeRunner, window: Packs, place: Place, wlb: WlbConfig) -> list[Step]:
-    """The steps that a contestant makes of a window."""
-    return window_steps(
-        window,
-        contestant.scheme,
-        dp_size=place.world // place.cp,
-        pool_size=contestant.pool_size,
-        wlb=wlb,
-    )
-
-
 def prepare_step(
-    contestant: SchemeRunner, window: Packs, step: Step, place: Place, seed: int
+    runner: SchemeRunner, window: Packs, step: Step, here: BenchRank, seed: int
 ) -> tuple[Ready, Callable[[], None]]:
     """A planned microbatch, and a call that runs one layer of it on random rows.  Collective."""
-    replica, cp_rank = divmod(place.rank, place.cp)
+    replica, cp_rank = divmod(here.rank, here.cp)
     tokens = step.tokens[replica]
-    positions = local_positions(tokens, place.cp, cp_rank, contestant.shard_layout)
-    ready = contestant.prepare(step.cu_seqlens(window, replica), tokens, place.heads)
-    q, k, v, dout = random_rows(len(positions), place.heads, place.dtype, place.device, seed)
+    positions = local_positions(tokens, here.cp, cp_rank, runner.config.shard_layout)
+    ready = runner.prepare(step.cu_seqlens(window, replica), tokens, here.heads)
+    q, k, v, dout = random_rows(len(positions), here.heads, here.dtype, here.device, seed)
 
     def run() -> None:
         torch.autograd.grad(ready.attend(q, k, v), (q, k, v), dout)
-        synchronise(place.device)
+        synchronise(here.device)
 
     return ready, run
 
 
-def barrier(device: torch.device) -> None:
+def write_profile(runs: Mapping[str, Callable[[], None]], here: BenchRank, path: Path) -> None:
+    """One layer of each scheme under PyTorch's profiler, as a trace of this rank.  Collective.
+
+    Every layer begins behind a barrier, inside a range that has the scheme's label.
+    """
+    activities = [ProfilerActivity.CPU]
+    if here.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    for write in (False, True):  # the first profile of a process is slow
+        with profile(activities=activities) as profiler:
+            for label, run in runs.items():
+                _barrier(here.device)
+                with record_function(label):
+                    run()
+        if write:
+            profiler.export_chrome_trace(str(path))
+
+
+def _barrier(device: torch.device) -> None:
     """All ranks leave at about the same time, their devices idle."""
     synchronise(device)
     dist.all_reduce(torch.zeros(1))
 
 
-def gather(mine: FloatArray, place: Place) -> FloatArray:
+def _gather(mine: FloatArray, here: BenchRank) -> FloatArray:
     """Every rank's numbers, [ranks, ...]."""
     sent = torch.from_numpy(np.asarray(mine, dtype=np.float64))
-    every = [torch.empty_like(sent) for _ in range(place.world)]
+    every = [torch.empty_like(sent) for _ in range(here.world)]
     dist.all_gather(every, sent)
     return torch.stack(every).numpy()
 
 
-def _timed_layer(run: Callable[[], None], place: Place) -> FloatArray:
+def _timed_layer(run: Callable[[], None], here: BenchRank) -> FloatArray:
     """(seconds in all, seconds in kernels, CPU seconds) of this rank."""
-    place.kernel.watch.total()
-    barrier(place.device)
+    here.kernel.watch.total()
+    _barrier(here.device)
     begin, cpu = time.perf_counter(), time.process_time()
     run()
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-    return np.array([seconds, place.kernel.watch.total(), cpu])
+    return np.array([seconds, here.kernel.watch.total(), cpu])
 
 
 def _summary(window: int, step: int, every: FloatArray, layers: int) -> StepTimes:

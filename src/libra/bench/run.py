@@ -1,16 +1,15 @@
-"""One rank's part of `libra bench`: join, agree, measure, and on rank 0 print and write."""
+"""One rank's part of `libra bench`: join the job, check with all ranks, and measure."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,50 +17,52 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.distributed.device_mesh import init_device_mesh
 
-from libra.bench.contestants import SchemeRunner, make_field
-from libra.bench.figures import compare, print_figures
-from libra.bench.measure import Place, StepTimes, measure_windows, plan_steps, prepare_step
-from libra.bench.schemes import NAMES, Scheme
-from libra.bench.trace import Event, bench_trace, traced_step
-from libra.cli.bench import DTYPES, BenchOptions, check_options, read_windows, settings
-from libra.cli.console import table_console
-from libra.config import HeadShape
+from libra.bench.measure import BenchRank, measure_windows, prepare_step, write_profile
+from libra.bench.options import DTYPES, BenchOptions, check_options, read_windows
+from libra.bench.results import BenchResult, StepTimes, compare
+from libra.bench.runner import SchemeRunner, close_pools, make_runners
 from libra.data.packing import Packs
 from libra.plan.wire import fingerprint
 from libra.runtime.consensus import reach_consensus
 from libra.runtime.kernels import kernel_for
 from libra.runtime.speed import Stopwatch, TimedKernel
 
-_PIPE_COLUMNS = 140
 
+def run_ranks(options: BenchOptions) -> BenchResult | None:
+    """Under torchrun, on every rank; the result on rank 0, None on the others.
 
-def run_ranks(options: BenchOptions) -> int:
-    """Under torchrun, on every rank; the exit code.  Raises the same ValueError on all ranks."""
+    Raises the same ValueError on all ranks.
+    """
     device = _device(options)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=options.timeout if 0 < options.timeout < 1e6 else 300)
-    # gloo always: what ranks agree on and measure lies in the CPU's memory.
+    # gloo always: what ranks compare and measure is in the CPU's memory.
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timeout)
     try:
-        place, windows = _agreed(options, device)
-        return _run(options, place, windows, timeout)
+        here, windows = _checked(options, device)
+        return _run(options, here, windows, timeout)
     finally:
         dist.destroy_process_group()
 
 
+def trace_path(path: Path, rank: int) -> Path:
+    """The file of one rank: `trace.json` becomes `trace.rank0.json`."""
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
 def _device(options: BenchOptions) -> torch.device:
-    """This rank's device; what is wrong with it is told later, by all ranks together."""
+    """This rank's device.  `_checked` refuses a device that is not there, on all ranks together."""
     if options.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
-def _agreed(options: BenchOptions, device: torch.device) -> tuple[Place, list[Packs]]:
-    """Check everything, then go on with all ranks or raise with all of them."""
+def _checked(options: BenchOptions, device: torch.device) -> tuple[BenchRank, list[Packs]]:
+    """Check everything; then all ranks go on, or all raise."""
     problem, windows, kernel = None, [], None
     try:
         check_options(options, dist.get_world_size())
@@ -74,64 +75,77 @@ def _agreed(options: BenchOptions, device: torch.device) -> tuple[Place, list[Pa
     world = dist.group.WORLD
     assert world is not None
     digest = [fingerprint(window.lengths.tobytes()) for window in windows]
-    facts = {"options": settings(options), "corpus": digest, "device": device.type}
+    facts = {"options": asdict(options), "corpus": digest, "device": device.type}
     reach_consensus(world, "libra bench", problem, facts)
     assert kernel is not None
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device.type == "cuda" else "float32"
-    place = Place(
+    here = BenchRank(
         rank=dist.get_rank(),
         world=dist.get_world_size(),
         cp=options.cp,
         device=device,
         dtype=getattr(torch, dtype),
-        heads=HeadShape(options.heads, options.kv_heads, options.head_dim, DTYPES[dtype]),
+        heads=options.head_shape(DTYPES[dtype]),
         kernel=TimedKernel(kernel, Stopwatch()),
     )
-    return place, windows
+    return here, windows
 
 
-def _run(options: BenchOptions, place: Place, windows: Sequence[Packs], timeout: timedelta) -> int:
-    shape = (place.world // place.cp, place.cp)
-    mesh = init_device_mesh(place.device.type, shape, mesh_dim_names=("dp", "cp"))
-    field = make_field(options.scheme, mesh, options.config, place.kernel, timeout=timeout)
-    steps = len(field.contestants) * len(windows) * options.global_batch // shape[0]
-    with _progress(steps, place) as done:
+def _run(
+    options: BenchOptions, here: BenchRank, windows: Sequence[Packs], timeout: timedelta
+) -> BenchResult | None:
+    dp = here.world // here.cp
+    mesh = init_device_mesh(here.device.type, (dp, here.cp), mesh_dim_names=("dp", "cp"))
+    runners = make_runners(options.schemes, mesh, options.config, here.kernel, timeout=timeout)
+    with _progress(len(runners) * len(windows) * options.global_batch // dp, here) as done:
         times = measure_windows(
-            windows, field.contestants, place, layers=options.layers, wlb=options.wlb, done=done
+            windows, runners, here, layers=options.layers, wlb=options.wlb, done=done
         )
-    traced = {}
     if options.trace is not None:
-        for each in field.contestants:
-            slowest = max(times[each.scheme], key=lambda step: step.straggler)
-            traced[each.scheme] = _trace(each, windows, slowest, place, options)
-    field.close()
-    if place.rank == 0:
-        _report(options, place, times, traced)
-    return 0
+        runs = _slowest_steps(options, runners, windows, times, here)
+        write_profile(runs, here, trace_path(options.trace, here.rank))
+    close_pools(runners)
+    if here.rank:
+        return None
+    return BenchResult(
+        created=date.today().isoformat(),
+        machine=_machine(here),
+        ranks=here.world,
+        dp=dp,
+        kernel=here.kernel.name,
+        dtype=str(here.dtype).removeprefix("torch."),
+        settings=options,
+        names={scheme.key: scheme.label for scheme in options.schemes},
+        schemes=compare(times),
+    )
 
 
-def _trace(
-    contestant: SchemeRunner,
-    windows: Sequence[Packs],
-    slowest: StepTimes,
-    place: Place,
+def _slowest_steps(
     options: BenchOptions,
-) -> list[Event]:
-    window = windows[slowest.window]
-    step = plan_steps(contestant, window, place, options.wlb)[slowest.step]
-    _, run = prepare_step(contestant, window, step, place, options.seed)
-    run()
-    traced_step(run, place)  # the profiler's own first time is slow
-    return traced_step(run, place)
+    runners: Sequence[SchemeRunner],
+    windows: Sequence[Packs],
+    times: Mapping[str, Sequence[StepTimes]],
+    here: BenchRank,
+) -> dict[str, Callable[[], None]]:
+    """A call that runs each scheme's slowest step, by the scheme's label."""
+    runs = {}
+    for runner in runners:
+        slowest = max(times[runner.scheme.key], key=lambda step: step.straggler)
+        window = windows[slowest.window]
+        step = runner.steps(window, options.wlb)[slowest.step]
+        _, run = prepare_step(runner, window, step, here, options.seed)
+        run()  # makes index maps
+        runs[runner.scheme.label] = run
+    return runs
 
 
 @contextmanager
-def _progress(steps: int, place: Place) -> Iterator[Callable[[str], None]]:
+def _progress(steps: int, here: BenchRank) -> Iterator[Callable[[str], None]]:
     """A bar on rank 0's terminal."""
     console = Console(stderr=True)
-    if place.rank or not console.is_terminal:
+    if here.rank or not console.is_terminal:
         yield lambda scheme: None
         return
     columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn())
@@ -140,46 +154,10 @@ def _progress(steps: int, place: Place) -> Iterator[Callable[[str], None]]:
         yield lambda scheme: bar.update(task, advance=1, description=scheme)
 
 
-def _report(
-    options: BenchOptions,
-    place: Place,
-    times: dict[Scheme, list[StepTimes]],
-    traced: dict[Scheme, list[Event]],
-) -> None:
-    found = {
-        "created": date.today().isoformat(),
-        "machine": _machine(place),
-        "ranks": place.world,
-        "dp": place.world // place.cp,
-        "kernel": place.kernel.name,
-        "dtype": str(place.dtype).removeprefix("torch."),
-        "settings": settings(options),
-        "names": dict(NAMES),
-        "schemes": compare(times),
-    }
-    console = table_console(_PIPE_COLUMNS)
-    print_figures(found, console)
-    about = {key: found[key] for key in ("created", "machine", "settings")}
-    for path, content in (
-        (options.json, found),
-        (options.trace, bench_trace(traced, place, about) if traced else None),
-    ):
-        if path is not None:
-            _write(path, content)
-            console.print(f"written to {path}", highlight=False, markup=False)
-
-
-def _write(path: Path, content: Any) -> None:
-    try:
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _machine(place: Place) -> str:
-    what = f"{platform.machine()} CPU, cores: {os.cpu_count()}, threads a rank: "
-    what += str(torch.get_num_threads())
-    if place.device.type == "cuda":
-        what = torch.cuda.get_device_name(place.device)
+def _machine(here: BenchRank) -> str:
+    name = f"{platform.machine()} CPU, cores: {os.cpu_count()}, threads a rank: "
+    name += str(torch.get_num_threads())
+    if here.device.type == "cuda":
+        name = torch.cuda.get_device_name(here.device)
     python = ".".join(map(str, sys.version_info[:2]))
-    return f"{place.world} ranks on {what}; torch {torch.__version__}, Python {python}"
+    return f"{here.world} ranks on {name}; torch {torch.__version__}, Python {python}"

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final, Union
 
 import tyro
 
-from libra.cli.bench import BenchOptions, run_bench
+from libra.bench.options import BenchOptions
+from libra.cli.bench import run_bench
 from libra.cli.calibrate import CalibrateOptions, run_calibrate
 from libra.cli.demo import DemoConfig, run_demo
 from libra.cli.plan import PlanOptions, run_plan

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,7 +29,8 @@ from libra.config import PoolConfig, ulysses_beside
 from libra.data.pools import PackPlacement, PoolOrder, make_pools
 
 IntArray = NDArray[np.int64]
-SchemeKey = Literal["ulysses", "ring", "wlb", "cluster", "tap", "tap_vrsp", "libra", "ideal"]
+MeasuredKey = Literal["ulysses", "ring", "wlb", "cluster", "tap", "tap_vrsp", "libra"]
+SchemeKey = Literal[MeasuredKey, "ideal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +65,6 @@ class Scheme:
 
     overlap: bool = False
     """Whether chunks overlap transfers with computation."""
-
-    measured: bool = True
-    """Whether the benchmark can run it."""
 
     predicted: bool = True
     """Whether the simulator predicts it."""
@@ -129,7 +127,7 @@ _TABLE: Final = (
         order="grouped",
         overlap=True,
     ),
-    Scheme(key="ideal", label="ideal", placement="ideal", measured=False),
+    Scheme(key="ideal", label="ideal", placement="ideal"),
 )
 
 SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType({each.key: each for each in _TABLE})
@@ -138,7 +136,7 @@ SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType({each.key: each for each
 PREDICTED: Final = tuple(each.key for each in _TABLE if each.predicted)
 """Keys of the schemes that the simulator predicts."""
 
-MEASURED: Final = tuple(each.key for each in _TABLE if each.measured)
+MEASURED: Final[tuple[MeasuredKey, ...]] = get_args(MeasuredKey)
 """Keys of the schemes that the benchmark runs."""
 
 

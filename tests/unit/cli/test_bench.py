@@ -1,24 +1,25 @@
-"""`libra bench`: what it refuses, in one line, before and after its ranks have met."""
+"""`libra bench`: its table and files, and what ends it."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 
-import numpy as np
 import pytest
+from rich.console import Console
 
-from libra.cli.bench import BenchOptions, check_options, read_windows, settings
+from libra.bench.options import BenchOptions
+from libra.bench.results import BenchResult, compare
+from libra.cli.bench import print_result
 from libra.cli.main import main
-from libra.config import PoolConfig
+from libra.simulate.schemes import SCHEMES
+from tests.unit.bench.test_results import LIBRA, TIMES
 
 LENGTHS = str(Path(__file__).parents[2] / "data" / "lengths-code.npy")
-
-
-def options(**changes: object) -> BenchOptions:
-    return BenchOptions(what="attention", lengths=LENGTHS, **changes)  # type: ignore[arg-type]
 
 
 def test_without_torchrun_the_command_to_type_is_told(monkeypatch, capsys) -> None:
@@ -29,55 +30,27 @@ def test_without_torchrun_the_command_to_type_is_told(monkeypatch, capsys) -> No
     assert errors.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "changes, world, message",
-    [
-        ({"cp": 3}, 2, "--cp 3 does not divide the 2 ranks"),
-        ({"global_batch": 5}, 2, "--global-batch 5 is no multiple of 2 replicas"),
-        ({"tokens": 0}, 2, "--tokens is 0"),
-        ({"layers": 0}, 2, "--layers is 0"),
-        ({"scheme": ()}, 2, "--scheme names no scheme"),
-        ({"timeout": 0.0}, 2, "--timeout is 0"),
-        ({"lengths": "-"}, 2, "standard input"),
-        ({"kv_heads": 3}, 2, "kv must divide q"),
-        ({"config": PoolConfig(pool_size=3)}, 4, "--config.pool-size 3 does not divide"),
-        ({"config": PoolConfig(chunks=3)}, 2, "chunks"),
-        ({"config": PoolConfig(pool_size=1, placement="ulysses")}, 2, "has no pools"),
-        ({"heads": 6, "kv_heads": 2, "cp": 4, "global_batch": 4}, 4, "6"),
-        ({"json": Path("no/such/folder/x.json")}, 2, "--json no/such/folder/x.json cannot"),
-        ({"trace": Path()}, 2, "--trace . cannot be written"),
-    ],
-)
-def test_options_that_no_rank_could_run_are_refused(changes, world, message) -> None:
-    chosen = BenchOptions(what="attention", **{"lengths": LENGTHS} | changes)
-    with pytest.raises(ValueError, match=message):
-        check_options(chosen, world)
-
-
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_the_defaults_run_on_any_small_number_of_ranks(world: int) -> None:
-    check_options(options(), world)
-
-
-def test_windows_are_the_first_of_the_corpus() -> None:
-    one, two = read_windows(options(windows=1), 2), read_windows(options(windows=2), 2)
-    assert len(two) == 2 and len(two[0]) == 8
-    assert (one[0].lengths == two[0].lengths).all()
-
-
-def test_a_corpus_with_too_few_windows_is_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "few.npy", np.full(20, 1000))
-    few = BenchOptions(
-        what="attention", lengths=str(tmp_path / "few.npy"), tokens=1000, global_batch=8, windows=3
+@pytest.mark.parametrize("times", [TIMES, {"libra": LIBRA}])
+def test_the_table_names_schemes_and_says_that_tap_does_not_overlap(times) -> None:
+    result = BenchResult(
+        created="2026-12-01",
+        machine="a CPU",
+        ranks=2,
+        dp=2,
+        kernel="cpu",
+        dtype="float32",
+        settings=BenchOptions(what="attention", lengths=LENGTHS, json=Path("x.json")),
+        names={key: SCHEMES[key].label for key in times},
+        schemes=compare(times),
     )
-    with pytest.raises(ValueError, match="fills only 2 of 8 packs"):
-        read_windows(few, 2)
-
-
-def test_settings_are_plain_values() -> None:
-    found = settings(options(json=Path("x.json")))
-    assert json.loads(json.dumps(found))["config"]["chunks"] == 4
-    assert found["json"] == "x.json" and found["wlb"]["most_tokens"] == 1.5
+    text = StringIO()
+    print_result(result, Console(file=text, width=140))
+    assert "Libra" in text.getvalue()
+    assert "without overlap: chunks=1" in text.getvalue()
+    assert ("2.00x" in text.getvalue()) == ("ulysses" in times)
+    settings = json.loads(json.dumps(asdict(result), default=str))["settings"]
+    assert settings["config"]["chunks"] == 4 and settings["wlb"]["most_tokens"] == 1.5
+    assert settings["json"] == "x.json"
 
 
 def run_bench(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
@@ -96,7 +69,7 @@ def run_bench(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_run_writes_figures_and_a_trace(tmp_path: Path) -> None:
+def test_a_run_writes_results_and_a_trace_of_each_rank(tmp_path: Path) -> None:
     figures, trace = tmp_path / "figures.json", tmp_path / "trace.json"
     sizes = "--tokens 512 --global-batch 4 --windows 1 --scheme ulysses ring libra"
     outputs = ["--json", str(figures), "--trace", str(trace)]
@@ -106,12 +79,12 @@ def test_a_run_writes_figures_and_a_trace(tmp_path: Path) -> None:
     found = json.loads(figures.read_text())
     assert list(found["schemes"]) == ["ulysses", "ring", "libra"]
     assert [len(each["steps"]) for each in found["schemes"].values()] == [2, 2, 2]
-    assert found["schemes"]["ulysses"]["speedup"] == 1
-    events = json.loads(trace.read_text())["traceEvents"]
-    shown = [event for event in events if event["ph"] == "X"]
-    assert {event["pid"] for event in shown} == set(range(6))  # three schemes on two ranks
-    assert {"attend", "attend_backward", "dispatch"} <= {event["name"] for event in shown}
-    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in shown)
+    assert found["schemes"]["ulysses"]["of_ulysses"]["speedup"] == 1
+    for rank in range(2):
+        events = json.loads((tmp_path / f"trace.rank{rank}.json").read_text())["traceEvents"]
+        names = {event["name"] for event in events}
+        assert {"Ulysses", "ring, zigzag", "Libra"} <= names
+        assert {"libra::attend", "libra::attend_backward", "libra::dispatch"} <= names
 
 
 @pytest.mark.slow

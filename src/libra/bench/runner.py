@@ -1,7 +1,7 @@
-"""Schemes as this rank runs them: a pack's bounds in, an attention function of its rows out.
+"""A scheme on one rank: a pack's bounds in, an attention function of the rank's rows out.
 
 Schemes share pools, and pools share process groups, where their members are the same.  That is safe
-because a contestant is asked to prepare only once the one before it has planned.
+because a scheme prepares a step only after the scheme before it has planned its own.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from libra.baselines.ring import RingMicrobatch, ring_attention
-from libra.bench.schemes import Scheme, scheme_config
+from libra.baselines.wlb import WlbConfig
+from libra.bench.steps import Step, window_steps
 from libra.config import HeadShape, PoolConfig, ShardLayout
 from libra.data.lengths import causal_pairs
+from libra.data.packing import Packs
 from libra.runtime.attention import libra_attention
 from libra.runtime.kernels.interface import Kernel
 from libra.runtime.pool import SequencePool
 from libra.runtime.process_groups import Groups
+from libra.simulate.schemes import Scheme
 
 IntArray = NDArray[np.int64]
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """One microbatch, planned."""
 
-    attend: Attend
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
     load: int
     """Causal pairs times heads that this rank computes."""
     sent: int
@@ -46,43 +48,42 @@ class SchemeRunner:
     """One scheme on this rank."""
 
     scheme: Scheme
-    pool_size: int
-    shard_layout: ShardLayout
+    config: PoolConfig
+    dp_size: int
     prepare: Callable[[IntArray, int, HeadShape], Ready]
-    """Of this rank's pack: sample bounds and tokens, and the heads.  Collective."""
+    """Takes the sample bounds and tokens of this rank's pack, and the heads.  Collective."""
+    pool: SequencePool | None
+
+    def steps(self, window: Packs, wlb: WlbConfig) -> list[Step]:
+        """The scheme's steps of a window."""
+        return window_steps(
+            window,
+            self.scheme,
+            dp_size=self.dp_size,
+            pool_size=self.config.pool_size,
+            wlb=wlb,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """All contestants of a run."""
-
-    contestants: tuple[SchemeRunner, ...]
-    pools: tuple[SequencePool, ...]
-
-    def close(self) -> None:
-        """End the pools' planner threads; process groups stay."""
-        for pool in self.pools:
-            pool.close()
-
-
-def make_field(
+def make_runners(
     schemes: Iterable[Scheme],
     mesh: DeviceMesh,
     config: PoolConfig,
     kernel: Kernel,
     *,
     timeout: timedelta | None = None,
-) -> Field:
-    """Contestants on a mesh of dimensions (dp, cp).  Collective over the mesh.
+) -> tuple[SchemeRunner, ...]:
+    """Runners on a mesh of dimensions (dp, cp).  Collective over the mesh.
 
     Raises ValueError for a pool size that doesn't divide the replicas.
     """
     pools: dict[PoolConfig, SequencePool] = {}
     groups: dict[int, Groups] = {}
-    made = []
-    for scheme in dict.fromkeys(schemes):
-        chosen = scheme_config(scheme, config, mesh["dp"].size())
-        if scheme == "ring":
+    runners = []
+    for scheme in schemes:
+        chosen = scheme.pool_config(config, mesh["dp"].size())
+        pool = None
+        if scheme.placement == "ring":
             prepare = partial(_prepare_ring, mesh, kernel, chosen.shard_layout)
         else:
             if chosen not in pools:
@@ -91,16 +92,24 @@ def make_field(
                     mesh, chosen, kernel=kernel, groups=groups.get(size), timeout=timeout
                 )
                 groups[size] = pools[chosen].groups
-            prepare = partial(_prepare_pooled, pools[chosen])
-        made.append(
+            pool = pools[chosen]
+            prepare = partial(_prepare_pooled, pool)
+        runners.append(
             SchemeRunner(
                 scheme=scheme,
-                pool_size=chosen.pool_size,
-                shard_layout=chosen.shard_layout,
+                config=chosen,
+                dp_size=mesh["dp"].size(),
                 prepare=prepare,
+                pool=pool,
             )
         )
-    return Field(tuple(made), tuple(pools.values()))
+    return tuple(runners)
+
+
+def close_pools(runners: Iterable[SchemeRunner]) -> None:
+    """End the planner threads of the runners' pools; process groups stay."""
+    for pool in {runner.pool for runner in runners if runner.pool is not None}:
+        pool.close()
 
 
 def _prepare_pooled(
@@ -125,26 +134,21 @@ def _prepare_ring(
     heads: HeadShape,
 ) -> Ready:
     microbatch = RingMicrobatch(
-        cu_seqlens,
-        mesh.get_group("cp"),
-        tokens=tokens,
-        shard_layout=shard_layout,
-        kernel=kernel,
+        cu_seqlens, mesh.get_group("cp"), tokens=tokens, shard_layout=shard_layout, kernel=kernel
     )
     steps = microbatch.steps
-    own = steps.reads[0]
+    own, *others = steps.reads
     load = int(causal_pairs(own.k_len - own.q_len, own.k_len).sum())
-    load += sum(int((reads.q_len * reads.k_len).sum()) for reads in steps.reads[1:])
-    rows = sum(
+    load += sum(int((reads.q_len * reads.k_len).sum()) for reads in others)
+    sent_rows = sum(
         steps.stop[source] - steps.first[source]
         for step, source in enumerate(map(steps.source, range(steps.ranks)))
         if step < steps.last[source]
     )
-    width = heads.kv * (heads.dim + heads.value_dim) * heads.bytes
     return Ready(
         attend=partial(ring_attention, microbatch=microbatch),
         load=load * heads.q,
-        sent=rows * width,
+        sent=sent_rows * heads.kv * (heads.dim + heads.value_dim) * heads.bytes,
     )
 
 
