@@ -70,7 +70,7 @@ def pooling_points(workloads: FloatArray, *, seed: int) -> tuple[PoolingPoint, .
             before=float(curve.before[:, i].mean()),
             after_greedy=float(curve.placed[:, i].mean()),
             after=float(curve.refined[:, i].mean()),
-            random=float(drawn.imbalance[i]),
+            random=float(drawn[i]),
             theory=float(theory[i]),
             bound=_mean_bound(windows[:_BOUND_WINDOWS], size),
         )
@@ -161,22 +161,6 @@ def variation(workloads: ArrayLike) -> float:
     return float(weights.std()) / mean if mean else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RandomGrouping:
-    """Imbalance between pools of packs grouped at random, for each pool size."""
-
-    pool_sizes: IntArray
-    """P, [sizes]."""
-    imbalance: FloatArray
-    """Mean over the draws, [sizes]."""
-    error: FloatArray
-    """Standard error of that mean, [sizes]."""
-    low: FloatArray
-    """5th percentile of the draws, [sizes]."""
-    high: FloatArray
-    """95th percentile of the draws, [sizes]."""
-
-
 def random_grouping(
     workloads: ArrayLike,
     *,
@@ -184,9 +168,10 @@ def random_grouping(
     pool_sizes: ArrayLike,
     draws: int = 1000,
     seed: int = 0,
-) -> RandomGrouping:
-    """Draw `draws` windows of `packs` packs from `workloads` [corpus] and group each in its order.
+) -> FloatArray:
+    """Mean imbalance of pools of each size, [sizes], when packs are grouped at random.
 
+    Draws `draws` windows of `packs` packs from `workloads` [corpus] and groups each in its order.
     A window holds no pack twice.  All pool sizes group the same windows.  Same seed, same figures.
 
     Raises ValueError for workloads that are negative or not finite, a corpus of fewer than `packs`
@@ -214,8 +199,5 @@ def random_grouping(
             # a window of padding only is balanced
             ratio = np.divide(heaviest, mean, out=np.ones(count), where=mean > 0)
             found[i, start : start + count] = ratio - 1.0
-    error = found.std(axis=1, ddof=1) / np.sqrt(draws) if draws > 1 else np.zeros(len(sizes))
-    low, high = np.percentile(found, [5, 95], axis=1)
-    return RandomGrouping(
-        pool_sizes=sizes, imbalance=found.mean(axis=1), error=error, low=low, high=high
-    )
+    means: FloatArray = found.mean(axis=1)
+    return means

@@ -14,7 +14,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -93,8 +93,7 @@ def replay(
     with ExitStack() as stack:
         record = None
         if journal is not None:
-            record = Journal(journal, _identity(setting, scheme))
-            stack.callback(record.close)
+            record = stack.enter_context(closing(Journal(journal, _identity(setting, scheme))))
         for task, result in _run(tasks, workers, record):
             found[task.candidate][task.window] = result
             done += 1
@@ -126,28 +125,28 @@ def _make_tasks(
 def _run(
     tasks: Iterator[WindowTask], workers: int, record: Journal | None
 ) -> Iterator[tuple[WindowTask, WindowReplay]]:
-    """Results of every task, in the order in which they are known."""
-    if workers == 1:
-        for task in tasks:
-            known = record.find(task) if record is not None else None
-            yield task, known if known is not None else _kept(task, replay_window(task), record)
-        return
-    # Forked processes would inherit locks of threads that they don't have.
-    executor = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    """Results of every task, in the order in which they are known; the journal keeps new ones."""
+    executor = None
+    if workers > 1:
+        # Forked processes would inherit locks of threads that they don't have.
+        executor = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     running: dict[Future[WindowReplay], WindowTask] = {}
     try:
         for task in tasks:
-            known = record.find(task) if record is not None else None
+            known = None if record is None else record.find(task)
             if known is not None:
                 yield task, known
-                continue
-            running[executor.submit(replay_window, task)] = task
-            while len(running) >= _WAITING * workers:
-                yield from _finished(running, record)
+            elif executor is None:
+                yield _noted(record, task, replay_window(task))
+            else:
+                running[executor.submit(replay_window, task)] = task
+                while len(running) >= _WAITING * workers:
+                    yield from _finished(running, record)
         while running:
             yield from _finished(running, record)
     finally:
-        executor.shutdown(wait=True, cancel_futures=True)
+        if executor is not None:
+            executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _finished(
@@ -156,21 +155,21 @@ def _finished(
     """Wait for at least one task; remove all that are done, and yield their results."""
     done, _ = wait(running, return_when=FIRST_COMPLETED)
     for future in done:
-        task = running.pop(future)
         try:
-            result = future.result()
+            yield _noted(record, running.pop(future), future.result())
         except BrokenProcessPool as error:
             raise RuntimeError(
                 "a process of the replay died, for want of memory perhaps; use fewer workers, and "
                 "a journal to keep what is done"
             ) from error
-        yield task, _kept(task, result, record)
 
 
-def _kept(task: WindowTask, result: WindowReplay, record: Journal | None) -> WindowReplay:
+def _noted(
+    record: Journal | None, task: WindowTask, result: WindowReplay
+) -> tuple[WindowTask, WindowReplay]:
     if record is not None:
         record.add(task, result)
-    return result
+    return task, result
 
 
 def _summarise(found: Found, sample: WindowSample | None) -> list[CandidateReplay]:

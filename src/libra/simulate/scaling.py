@@ -7,7 +7,7 @@ less and less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Final
@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.cost.parallelism import Parallelism
 from libra.data.packing import Packs
 from libra.plan.geometry import spread
 from libra.simulate.predict import (
@@ -29,6 +28,7 @@ from libra.simulate.results import ScalePoint, Scaling
 from libra.simulate.schemes import PREDICTED, SCHEMES
 
 IntArray = NDArray[np.int64]
+Tick = Callable[[], None]
 
 _COMPARED: Final = ("ulysses", "cluster", "libra", "ideal")
 """Schemes whose throughput is predicted for every number of replicas of a fixed batch."""
@@ -43,32 +43,18 @@ def scale_replicas(
     most: int,
     seed: int,
 ) -> Scaling:
-    """Throughput against replicas on one window of GBS packs.
+    """Throughput against replicas on one window of GBS packs, up to `most` replicas.
 
-    `known` are the figures of schemes at the setting's own number of replicas, Ulysses' among them.
+    `known` are schemes at the setting's own number of replicas, Ulysses among them.
     """
     steps = count(1)
 
-    def step() -> None:
+    def tick() -> None:
         progress("scaling", next(steps), None)
 
-    return Scaling(
-        fixed_batch=tuple(
-            fixed_batch(packs, setting, schemes=_COMPARED, most=most, known=known, progress=step)
-        ),
-        weak=tuple(
-            weak(packs, setting, alone=known["ulysses"], most=most, progress=step, seed=seed)
-        ),
-    )
-
-
-def _point(shape: Parallelism, rates: Mapping[str, float]) -> ScalePoint:
-    return ScalePoint(
-        dp=shape.dp,
-        gpus=shape.ranks,
-        tokens_per_second=rates,
-        efficiency={key: rate / rates["ideal"] for key, rate in rates.items()},
-    )
+    fixed = fixed_batch(packs, setting, schemes=_COMPARED, most=most, known=known, tick=tick)
+    growing = weak(packs, setting, alone=known["ulysses"], most=most, seed=seed, tick=tick)
+    return Scaling(fixed_batch=tuple(fixed), weak=tuple(growing))
 
 
 def fixed_batch(
@@ -78,35 +64,30 @@ def fixed_batch(
     schemes: Sequence[str] = PREDICTED,
     most: int = 1024,
     known: Mapping[str, WindowSeconds] | None = None,
-    progress: Callable[[], None] | None = None,
+    tick: Tick = lambda: None,
 ) -> list[ScalePoint]:
     """Replicas 1, 2, 4, ... up to `most` that divide the global batch of the setting, on one window
     of GBS packs.
 
-    Figures depend on the replicas through the size of pools only; `known` are those of some
-    schemes at the setting's own.
+    Attention seconds depend on the replicas through the size of pools only; `known` are those of
+    some schemes at the setting's own.
     """
     batch = setting.parallelism.global_batch
-    points = []
     table: dict[tuple[str, int], WindowSeconds | None] = {
-        (scheme, found.pool_size): found for scheme, found in (known or {}).items()
+        (key, each.pool_size): each for key, each in (known or {}).items()
     }
-    for dp in _powers(min(most, batch)):
-        shape = _respread(setting.parallelism, dp=dp, global_batch=batch)
-        if shape is None:
-            continue
-        at = replace(setting, parallelism=shape)
+    points = []
+    for at in _respread(setting, min(most, batch), lambda dp: batch):
         rates = {}
-        for scheme in schemes:
-            key = (scheme, SCHEMES[scheme].pool_size(setting.config.pool_size, dp))
-            if key not in table:
-                table[key] = scheme_seconds(packs, at, scheme)
-                if progress is not None:
-                    progress()
-            found = table[key]
-            if found is not None:
-                rates[scheme] = found.step(at).tokens_per_second
-        points.append(_point(shape, rates))
+        for key in schemes:
+            pools = key, SCHEMES[key].pool_size(setting.config.pool_size, at.parallelism.dp)
+            if pools not in table:
+                table[pools] = scheme_seconds(packs, at, key)
+                tick()
+            seconds = table[pools]
+            if seconds is not None:
+                rates[key] = seconds.step(at).tokens_per_second
+        points.append(_point(at, rates))
     return points
 
 
@@ -118,41 +99,34 @@ def weak(
     most: int = 1024,
     most_packs: int = 4096,
     seed: int = 0,
-    progress: Callable[[], None] | None = None,
+    tick: Tick = lambda: None,
 ) -> list[ScalePoint]:
     """Ulysses, Libra and ideal with 1, 2, 4, ... replicas, as many microbatches each as the setting
     has.
 
     A window of GA * dp packs is drawn from `packs`: without repetition, as long as there are
-    enough.  Ends at `most` replicas or `most_packs` packs.  `alone` are Ulysses' figures of the
-    packs, where they are known.
+    enough.  Ends at `most` replicas or `most_packs` packs.  `alone` is Ulysses on every one of
+    the packs, where it is known.
     """
     microbatches = setting.parallelism.microbatches
+    every_pack = alone or ulysses_seconds(packs, setting)
     source = np.random.default_rng(seed)
     points = []
-    for dp in _powers(most):
-        wanted = microbatches * dp
-        if wanted > most_packs:
-            break
-        shape = _respread(setting.parallelism, dp=dp, global_batch=wanted)
-        if shape is None:
-            continue
-        drawn = _draw(len(packs), wanted, source)
-        at = replace(setting, parallelism=shape)
-        window = select_packs(packs, drawn)
-        if alone is None:
-            alone = ulysses_seconds(packs, at)  # of every pack there is, once
-        ulysses = alone.take(drawn)
-        rates = {
-            "ulysses": ulysses.step(at).tokens_per_second,
-            "ideal": ideal_seconds(ulysses, packs.tokens, at).step(at).tokens_per_second,
+    for at in _respread(
+        setting, min(most, most_packs // microbatches), lambda dp: microbatches * dp
+    ):
+        drawn = _draw(len(packs), at.parallelism.global_batch, source)
+        ulysses = every_pack.take(drawn)
+        found = {
+            "ulysses": ulysses,
+            "ideal": ideal_seconds(ulysses, packs.tokens, at),
+            "libra": scheme_seconds(select_packs(packs, drawn), at, "libra"),
         }
-        libra = scheme_seconds(window, at, "libra")
-        if libra is not None:
-            rates["libra"] = libra.step(at).tokens_per_second
-        if progress is not None:
-            progress()
-        points.append(_point(shape, rates))
+        tick()
+        planned = {key: each for key, each in found.items() if each is not None}
+        points.append(
+            _point(at, {key: each.step(at).tokens_per_second for key, each in planned.items()})
+        )
     return points
 
 
@@ -169,19 +143,28 @@ def select_packs(packs: Packs, chosen: IntArray) -> Packs:
     )
 
 
+def _point(at: Setting, rates: Mapping[str, float]) -> ScalePoint:
+    return ScalePoint(
+        dp=at.parallelism.dp,
+        gpus=at.parallelism.ranks,
+        tokens_per_second=rates,
+        efficiency={key: rate / rates["ideal"] for key, rate in rates.items()},
+    )
+
+
 def _draw(packs: int, wanted: int, source: np.random.Generator) -> IntArray:
     """Packs drawn at random, none more often than it must."""
     rounds = [source.permutation(packs) for _ in range(-(-wanted // packs))]
     return np.concatenate(rounds)[:wanted]
 
 
-def _powers(most: int) -> list[int]:
-    return [1 << i for i in range(most.bit_length())]
-
-
-def _respread(parallelism: Parallelism, *, dp: int, global_batch: int) -> Parallelism | None:
-    """The same with other replicas; None where they can't be spread so."""
-    try:
-        return replace(parallelism, dp=dp, global_batch=global_batch)
-    except ValueError:
-        return None
+def _respread(setting: Setting, most: int, batch: Callable[[int], int]) -> Iterator[Setting]:
+    """The setting with 1, 2, 4, ... replicas up to `most`, where they can be spread so; `batch`
+    gives the global batch of each number.
+    """
+    for dp in (1 << i for i in range(most.bit_length())):
+        try:
+            shape = replace(setting.parallelism, dp=dp, global_batch=batch(dp))
+        except ValueError:
+            continue
+        yield replace(setting, parallelism=shape)
