@@ -2,7 +2,7 @@
 
     python docs/figures/draw.py
 
-Needs Altair and vl-convert (the extra `plot`).  Lengths are those of tests/data/lengths-code.npy.
+Needs Altair and vl-convert (the extra `report`).  Lengths are those of tests/data/lengths-code.npy.
 docs/figures/pool-256k.svg is made by `libra plan tests/data/lengths-code.npy --plot` instead.
 """
 

@@ -12,6 +12,7 @@ import inspect
 import io
 import re
 import shlex
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,14 @@ def test_make_targets_exist(page: str) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = "\n".join([*shell_lines(page), *quoted(page)])
     assert set(re.findall(r"(?:^|\n)make ([a-z]+)", text)) <= targets
+
+
+@EVERY_PAGE
+def test_extras_of_the_package_exist(page: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r'(?:\.|libra-attention)\[([\w,]+)\]["\']', "\n".join(shell_lines(page)))
+    extras = {extra for words in named for extra in words.split(",")}
+    assert extras <= set(project["optional-dependencies"])
 
 
 @EVERY_PAGE
