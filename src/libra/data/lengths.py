@@ -23,27 +23,15 @@ MAX_LENGTH: Final = 2**31
 """Longest sample or pack, in tokens; its square and its causal pairs fit an int64."""
 
 
-def pack_workload(lengths: ArrayLike) -> int:
-    """Sum of the squared sample lengths of one pack; 0 for a pack of padding only.
-
-    `lengths` [samples], integers in [1, 2^31].  Raises ValueError for anything else and where the
-    sum passes an int64.
-    """
-    checked = check_lengths(lengths)
-    return int(segment_workloads(checked, np.array([0, len(checked)]))[0])
-
-
 def workloads(packs: Iterable[ArrayLike]) -> IntArray:
-    """Workload of every pack, int64 [packs]; each pack is given as its sample lengths."""
-    arrays = [_integers(lengths, f"pack {i}") for i, lengths in enumerate(packs)]
-    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
-    np.cumsum([len(array) for array in arrays], out=offsets[1:])
-    flat = np.concatenate([*arrays, np.empty(0, dtype=np.int64)])
-    wrong = _out_of_range(flat)
-    if len(wrong):
-        pack = int(np.searchsorted(offsets, wrong[0], side="right")) - 1
-        check_lengths(arrays[pack], name=f"pack {pack}")
-    return segment_workloads(flat, offsets)
+    """Sum of the squared sample lengths of every pack, int64 [packs]; 0 for a pack of padding only.
+
+    Each pack is given as its sample lengths, integers in [1, 2^31].  Raises ValueError for anything
+    else and where a sum passes an int64.
+    """
+    arrays = [check_lengths(lengths, name=f"pack {i}") for i, lengths in enumerate(packs)]
+    offsets = np.cumsum([0, *map(len, arrays)])
+    return segment_workloads(np.concatenate([*arrays, np.empty(0, dtype=np.int64)]), offsets)
 
 
 def segment_workloads(lengths: IntArray, offsets: NDArray[np.integer[Any]]) -> IntArray:
@@ -86,16 +74,11 @@ def check_lengths(lengths: ArrayLike, *, name: str = "lengths") -> IntArray:
     bools, strings) or not in [1, 2^31].
     """
     array = _integers(lengths, name)
-    wrong = _out_of_range(array)
+    wrong = np.flatnonzero((array < 1) | (array > MAX_LENGTH))
     if len(wrong):
         value = int(array[wrong[0]])
         raise ValueError(f"{name}[{wrong[0]}] is {value}; a sample has 1 to 2^31 tokens")
     return array
-
-
-def _out_of_range(lengths: IntArray) -> IntArray:
-    """Indices of the lengths that no sample can have."""
-    return np.flatnonzero((lengths < 1) | (lengths > MAX_LENGTH))
 
 
 def check_cu_seqlens(cu_seqlens: ArrayLike, *, tokens: int | None = None) -> IntArray:
@@ -132,6 +115,12 @@ def check_count(name: str, value: object, *, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(f"{name} is {value!r}; it must be an integer >= {least}")
     return int(value)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """ValueError unless a user's setting is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
 
 
 def check_workloads(workloads: ArrayLike) -> Loads:

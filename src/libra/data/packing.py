@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import check_count, check_lengths, segment_workloads
+from libra.data.lengths import check_choice, check_count, check_lengths, segment_workloads
 
 IntArray = NDArray[np.int64]
 LongerCut = Literal["refuse", "drop", "cut"]
@@ -162,8 +162,7 @@ def _choose_samples(
     """
     if check_count("tokens", tokens) >= 2**31:
         raise ValueError(f"tokens is {tokens}; L must be less than 2^31, for cu_seqlens are int32")
-    if longer not in choices:
-        raise ValueError(f"longer is {longer!r}; choose one of {', '.join(map(repr, choices))}")
+    check_choice("longer", longer, choices)
     checked = check_lengths(lengths)
     if not len(checked):
         raise ValueError("the corpus is empty: lengths holds no sample")

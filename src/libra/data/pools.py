@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import Loads, check_count, check_workloads
+from libra.data.lengths import Loads, check_choice, check_count, check_workloads
 
 IntArray = NDArray[np.int64]
 PackPlacement = Literal["vrsp", "contiguous"]
@@ -77,7 +77,7 @@ def scheme_pools(
 def place_packs(workloads: ArrayLike, pool_size: int) -> IntArray:
     """Group a window's packs into pools of similar load; int64 [K, P] of indices into `workloads`.
 
-    `workloads` [GBS], integers or floats >= 0 (`libra.data.lengths.pack_workload`).  Packs are
+    `workloads` [GBS], integers or floats >= 0 (`libra.data.lengths.workloads`).  Packs are
     assigned by decreasing workload, ties by index, each to the least loaded pool that is not full,
     ties by pool index; a row lists its packs in that order.  Deterministic, O(GBS log GBS), exact
     for integers.
@@ -155,9 +155,7 @@ def order_pools(
     Raises ValueError as `refine_pools` does, for an unknown order, and for `pools_per_index` that
     doesn't divide K.
     """
-    if order not in get_args(PoolOrder):
-        choices = ", ".join(map(repr, get_args(PoolOrder)))
-        raise ValueError(f"order is {order!r}; choose one of {choices}")
+    check_choice("order", order, get_args(PoolOrder))
     weights = check_workloads(workloads)
     given = _check_pools(len(weights), pools)
     if len(given) % check_count("pools_per_index", pools_per_index):

@@ -22,7 +22,7 @@ from typing import Any, Final, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import check_count, workloads
+from libra.data.lengths import check_choice, check_count, workloads
 from libra.data.packing import Packs
 from libra.data.pools import PackPlacement, PoolOrder, make_pools
 
@@ -76,10 +76,8 @@ class PoolSampler:
         self.dp_rank = check_count("dp_rank", dp_rank, least=0)
         self.pool_size = check_count("pool_size", pool_size)
         self.seed = check_count("seed", seed, least=0)
-        if placement not in get_args(PackPlacement):
-            raise ValueError(f"placement is {placement!r}; choose 'vrsp' or 'contiguous'")
-        if order not in get_args(PoolOrder):
-            raise ValueError(f"order is {order!r}; choose 'grouped', 'uniform' or 'index'")
+        check_choice("placement", placement, get_args(PackPlacement))
+        check_choice("order", order, get_args(PoolOrder))
         self._check_sizes()
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self.placement: PackPlacement = placement

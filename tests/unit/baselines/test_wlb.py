@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import libra
 from libra.baselines.wlb import WlbConfig, WlbSampler, pack_by_cost
-from libra.data.lengths import pack_workload
+from libra.data.lengths import workloads
 
 LENGTHS = np.random.default_rng(0).pareto(1.2, 400).astype(np.int64) * 20 + 1
 PACKS = libra.pack_sequential(LENGTHS, 512, longer="drop")
@@ -84,7 +84,7 @@ def test_every_optimizer_step_trains_on_the_samples_of_plain_packing() -> None:
 def test_packs_have_like_cost_and_at_most_the_tokens_allowed() -> None:
     config = WlbConfig(most_tokens=1.5)
     first = [next(iter(sampler)) for sampler in samplers(config)]
-    costs = [pack_workload(PACKS.lengths[pack]) for pack in first]
+    costs = workloads(PACKS.lengths[pack] for pack in first).tolist()
     plain = [PACKS.workloads[pack] for pack in range(len(PACKS))]
     assert max(costs) / np.mean(costs) < max(plain) / np.mean(plain)
     for sampler, pack in zip(samplers(config), first, strict=True):

@@ -10,28 +10,28 @@ from hypothesis import strategies as st
 
 from libra.data.lengths import (
     causal_pairs,
+    check_choice,
     check_count,
     check_cu_seqlens,
     check_lengths,
-    pack_workload,
     segment_workloads,
     workloads,
 )
 
 
 def test_the_workload_of_a_pack_is_the_sum_of_its_squared_lengths() -> None:
-    assert pack_workload([3, 4, 1]) == 26
-    assert pack_workload([]) == 0  # padding only
+    assert workloads([[3, 4, 1], []]).tolist() == [26, 0]  # the second holds padding only
 
 
 def test_a_sample_of_two_to_the_31_tokens_has_an_exact_workload() -> None:
-    assert pack_workload([2**31]) == 2**62
-    assert pack_workload(np.array([2**31 - 1], dtype=np.uint32)) == (2**31 - 1) ** 2
+    assert workloads([[2**31]]).tolist() == [2**62]
+    longest = np.array([2**31 - 1], dtype=np.uint32)
+    assert workloads([longest]).tolist() == [(2**31 - 1) ** 2]
 
 
 def test_a_workload_that_would_pass_an_int64_is_refused() -> None:
     with pytest.raises(ValueError, match=r"2147483648 tokens.*2\^63"):
-        pack_workload([2**31, 2**31])
+        workloads([[2**31, 2**31]])
 
 
 @given(st.lists(st.lists(st.integers(1, 2**20), max_size=6), max_size=6))
@@ -164,3 +164,9 @@ def test_a_count_that_is_no_positive_integer_is_refused_by_name(wrong: object) -
 
 def test_a_count_may_be_a_numpy_integer() -> None:
     assert type(check_count("pool_size", np.int32(4))) is int
+
+
+def test_a_choice_that_there_is_not_is_refused_by_name() -> None:
+    check_choice("order", "index", ("grouped", "index"))
+    with pytest.raises(ValueError, match="order is 'best'; choose one of 'grouped', 'index'"):
+        check_choice("order", "best", ("grouped", "index"))
