@@ -38,7 +38,7 @@ from libra.cost.memory import rank_parameters
 from libra.cost.microbatch import microbatch_seconds
 from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
-from libra.cost.pipeline import Schedule, simulate_schedule
+from libra.cost.pipeline import simulate_schedule
 from libra.data.lengths import check_count
 
 Seconds = NDArray[np.float64]
@@ -112,9 +112,25 @@ def step_seconds(
     if parallelism.dp % pool_size:
         raise ValueError(f"pool_size {pool_size} does not divide dp {parallelism.dp}")
 
-    share = np.broadcast_to(np.asarray(linear, dtype=np.float64), shape)
+    # Step 1: seconds of every model chunk, [chunks, GA, DP].
+    chunks = microbatch_seconds(
+        model,
+        parallelism,
+        cluster,
+        attention_forward=forward,
+        attention_backward=backward,
+        linear=np.broadcast_to(np.asarray(linear, dtype=np.float64), shape),
+    )
+
+    # Step 2: play the schedules of all pools, and of one pool of all replicas.  A pool's chunk
+    # takes as long as that of its slowest replica: [chunks, GA, pools, P] to [chunks, GA, pools].
     free, lockstep = (
-        _play(model, parallelism, cluster, forward, backward, share, joined)
+        simulate_schedule(
+            parallelism.schedule,
+            *(each.reshape(*each.shape[:2], -1, joined).max(axis=3) for each in chunks),
+            ranks=parallelism.pp,
+            hop_seconds=stage_seconds(model, parallelism, cluster),
+        )
         for joined in (pool_size, parallelism.dp)
     )
     slowest = int(free.makespan.argmax())
@@ -130,8 +146,19 @@ def step_seconds(
     )
 
 
+def stage_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -> float:
+    """The residual stream's way to the next pipeline stage, a replica's ranks away; 0 without
+    stages.
+    """
+    if parallelism.pp == 1:
+        return 0.0
+    stream = parallelism.rows * model.hidden * parallelism.element_bytes / parallelism.tp
+    stride = parallelism.tp * parallelism.cp * parallelism.dp
+    return hop_seconds(stream, cluster, stride=stride)
+
+
 def gradient_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -> float:
-    """Reduce-scatter of gradients and all-gather of parameters on the slowest stage, hidden or not."""
+    """Reduce-scatter of gradients and all-gather of parameters on the slowest stage, all of it."""
     replicas, tp, ep = parallelism.cp * parallelism.dp, parallelism.tp, parallelism.ep
     moved = parallelism.gradient_bytes + parallelism.element_bytes
     seconds = []
@@ -156,42 +183,6 @@ def optimizer_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) 
     stages = range(parallelism.pp)
     owned = max(rank_parameters(model, parallelism, stage=stage).owned for stage in stages)
     return owned * touched / cluster.memory_bandwidth
-
-
-def _play(
-    model: Model,
-    parallelism: Parallelism,
-    cluster: Cluster,
-    forward: Seconds,
-    backward: Seconds,
-    linear: Seconds,
-    pool_size: int,
-) -> Schedule:
-    """The schedules of all pools, from attention seconds and `linear` [GA, DP].
-
-    With one stage a schedule is a plain sum.
-    """
-    # Step 1: seconds of every model chunk, [chunks, GA, DP].
-    every = microbatch_seconds(
-        model,
-        parallelism,
-        cluster,
-        attention_forward=forward,
-        attention_backward=backward,
-        linear=linear,
-    )
-
-    # Step 2: the slowest of `pool_size` contiguous replicas at each index, [chunks, GA, pools].
-    shape = (parallelism.chunks, parallelism.microbatches, -1, pool_size)
-    slowest = [seconds.reshape(shape).max(axis=3) for seconds in every]
-
-    # Step 3: stages pass the residual stream on to the next stage, a replica's ranks away.
-    hop = 0.0
-    if parallelism.pp > 1:
-        stream = parallelism.rows * model.hidden * parallelism.element_bytes / parallelism.tp
-        stride = parallelism.tp * parallelism.cp * parallelism.dp
-        hop = hop_seconds(stream, cluster, stride=stride)
-    return simulate_schedule(parallelism.schedule, *slowest, ranks=parallelism.pp, hop_seconds=hop)
 
 
 def _check_attention(name: str, values: ArrayLike, shape: tuple[int, ...]) -> Seconds:
