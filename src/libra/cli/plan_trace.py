@@ -87,7 +87,7 @@ def _spans(
     yield _Span("attend", None, 0.0, line.local_end[worker], {"pairs": pairs})
     for chunk, pairs in enumerate(traffic.pairs[worker].tolist()):
         at = (worker, chunk)
-        yield _Span("attend", chunk, line.attend_start[at], line.attend_end[at], {"pairs": pairs})
+        yield _Span("attend", chunk, line.attend.start[at], line.attend.end[at], {"pairs": pairs})
         dispatch, back = (
             {
                 "bytes_sent": int(way[chunk, worker].sum()),
@@ -95,5 +95,5 @@ def _spans(
             }
             for way in moved
         )
-        yield _Span("dispatch", chunk, line.dispatch_start[at], line.dispatch_end[at], dispatch)
-        yield _Span("return", chunk, line.return_start[at], line.return_end[at], back)
+        yield _Span("dispatch", chunk, line.dispatch.start[at], line.dispatch.end[at], dispatch)
+        yield _Span("return", chunk, line.returns.start[at], line.returns.end[at], back)

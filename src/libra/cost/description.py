@@ -19,13 +19,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from libra.cost.fields import check_keys, find_preset, from_keys
+from libra.cost.fields import check_keys, find_preset, from_keys, read_keys
 from libra.cost.hardware import CLUSTERS, Cluster
 from libra.cost.models import MODELS, Model
 from libra.cost.parallelism import Parallelism
@@ -54,10 +53,7 @@ def read_description(path: Path) -> Description:
     ValueError names the file, the section and the key: for a key that is unknown (with the nearest
     known key), missing, of the wrong type or out of range.
     """
-    try:
-        sections = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # broken TOML and broken UTF-8 are ValueErrors
-        raise ValueError(f"cannot read {path}: {error}") from error
+    sections = read_keys(path)
     try:
         return _description(sections)
     except ValueError as error:

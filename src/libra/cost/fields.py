@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -95,6 +97,15 @@ def read_presets(kind: type[Described], section: str) -> Mapping[str, Described]
     return MappingProxyType(
         {name: from_keys(kind, found[name], f"[{section}.{name}]") for name in found}
     )
+
+
+def read_keys(path: Path, what: str = "") -> Any:
+    """The values in a JSON or TOML file, by its ending.  ValueError for a file that has none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:  # broken JSON, TOML and UTF-8 are ValueErrors
+        raise ValueError(f"cannot read {what}{path}: {error}") from error
 
 
 def check_keys(found: Iterable[str], known: Iterable[str], where: str) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from libra.config import HeadShape
 from libra.cost.fields import read_presets
@@ -36,7 +36,7 @@ from libra.cost.table_file import read_kernel_table
 from libra.data.lengths import causal_pairs
 
 Floats = NDArray[np.float64]
-Curve = Callable[[float], float]
+Curve = Callable[[ArrayLike], Floats]
 """Fraction of the peak by length."""
 
 _H100_PEAK: Final = 989.0
@@ -114,7 +114,7 @@ def _curve(tflops: Floats) -> Curve:
     step = tflops[0] / tflops[1]
     fractions = np.concatenate([fractions[0] * step ** np.array([2, 1]), fractions])
     lengths = np.log((_TILE, 2 * _TILE, *_LENGTHS))
-    return lambda length: float(np.exp(np.interp(np.log(length), lengths, np.log(fractions))))
+    return lambda length: np.exp(np.interp(np.log(length), lengths, np.log(fractions)))
 
 
 def _segments(causal: Curve, full: Curve) -> Floats:
@@ -123,14 +123,11 @@ def _segments(causal: Curve, full: Curve) -> Floats:
     For example q = 512 rows and k = 1024 keys: a causal square of 512 x 512, and a rectangle of 512
     rows and 512 keys that runs as fast as non-causal attention over 1024 keys.
     """
-    result = np.zeros((len(_GRID_Q), len(_GRID_RATIO)))
-    for i, q in enumerate(_GRID_Q):
-        for j, ratio in enumerate(_GRID_RATIO):
-            k = q * ratio
-            pairs = float(causal_pairs(k - q, k))
-            # In units of pairs over fraction; a tile is paid whole.
-            square = float(causal_pairs(0, max(q, _TILE))) / causal(max(q, _TILE))
-            width = (-(-k // _TILE) - -(-q // _TILE)) * _TILE
-            beside = max(q, _TILE) * width / full(max(k, _TILE))
-            result[i, j] = pairs / (square + beside)
-    return result
+    q = np.array(_GRID_Q, dtype=np.int64)[:, None]
+    k = q * np.array(_GRID_RATIO, dtype=np.int64)
+    rows = np.maximum(q, _TILE)  # a tile is paid whole
+    # Both in units of pairs over fraction.
+    square = causal_pairs(0, rows) / causal(rows)
+    width = (-(-k // _TILE) - -(-q // _TILE)) * _TILE
+    rectangle = rows * width / full(np.maximum(k, _TILE))
+    return np.asarray(causal_pairs(k - q, k) / (square + rectangle))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from libra.cost.fields import from_keys
+from libra.cost.fields import from_keys, read_keys
 from libra.cost.kernel_table import KernelTable
 
 FORMAT: Final = "libra-kernel-table"
@@ -44,11 +43,7 @@ def write_kernel_table(table: KernelTable, path: Path) -> None:
 def read_kernel_table(path: Path) -> KernelTable:
     """Read a table.  ValueError names the file and what is wrong in it."""
     check_suffix(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:  # both libraries' errors are ValueErrors
-        raise ValueError(f"cannot read kernel table {path}: {error}") from error
+    values = read_keys(path, "kernel table ")
     try:
         return _table(values)
     except ValueError as error:

@@ -49,30 +49,33 @@ class AttendSeconds(NamedTuple):
     """Work that waits for a chunk's dispatch, [workers, chunks]."""
 
 
+class Spans(NamedTuple):
+    """Start and end of each worker's work or exchange of each chunk, float64 [workers, chunks]."""
+
+    start: Seconds
+    end: Seconds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline:
-    """Start and end of each worker's work and exchanges, in seconds from the start of the pass.
+    """Each worker's work and exchanges, in seconds from the start of the pass.
 
-    Arrays are float64 [workers, chunks] unless stated.  Work and exchanges that do not exist have
-    no length.
+    Work and exchanges that do not exist have no length.
     """
 
     compute: Seconds
     """Seconds that each worker computes, [workers]."""
     local_end: Seconds
     """End of the work that waits for nothing, which starts at 0, [workers]."""
-    dispatch_start: Seconds
-    dispatch_end: Seconds
-    attend_start: Seconds
-    attend_end: Seconds
-    return_start: Seconds
-    return_end: Seconds
+    dispatch: Spans
+    attend: Spans
+    returns: Spans
 
     @property
     def finish(self) -> Seconds:
         """Time at which each worker has computed its tiles and received its outputs, [workers]."""
         # A return, even an empty one, follows its attention.
-        return np.asarray(self.return_end[:, -1])
+        return np.asarray(self.returns.end[:, -1])
 
     @property
     def exposed(self) -> Seconds:
@@ -113,28 +116,22 @@ def pool_timeline(
         local, chunks = np.zeros_like(local), (local + chunks.sum(axis=1))[:, None]
 
     # Step 1: the network carries all dispatches, one chunk after the other.
-    dispatch_start, dispatch_end = _queue(
-        np.zeros_like(local), np.zeros_like(chunks), dispatched, cluster, tp
-    )
+    dispatch = _queue(np.zeros_like(local), np.zeros_like(chunks), dispatched, cluster, tp)
 
     # Step 2: each worker computes its local work, then the chunks as they arrive.
-    attend_start, attend_end = np.empty_like(chunks), np.empty_like(chunks)
+    attend_spans = Spans(np.empty_like(chunks), np.empty_like(chunks))
     free = local
     for chunk in range(chunks.shape[1]):
-        attend_start[:, chunk] = np.maximum(free, dispatch_end[:, chunk])
-        attend_end[:, chunk] = free = attend_start[:, chunk] + chunks[:, chunk]
+        attend_spans.start[:, chunk] = np.maximum(free, dispatch.end[:, chunk])
+        attend_spans.end[:, chunk] = free = attend_spans.start[:, chunk] + chunks[:, chunk]
 
     # Step 3: returns queue behind the dispatches and leave once their chunk is computed.
-    return_start, return_end = _queue(dispatch_end[:, -1], attend_end, returned, cluster, tp)
     return Timeline(
         compute=local + chunks.sum(axis=1),
         local_end=local,
-        dispatch_start=dispatch_start,
-        dispatch_end=dispatch_end,
-        attend_start=attend_start,
-        attend_end=attend_end,
-        return_start=return_start,
-        return_end=return_end,
+        dispatch=dispatch,
+        attend=attend_spans,
+        returns=_queue(dispatch.end[:, -1], attend_spans.end, returned, cluster, tp),
     )
 
 
@@ -175,9 +172,8 @@ def _check_attend(attend: AttendSeconds, traffic: PoolTraffic) -> tuple[Seconds,
 
 def _queue(
     free: Seconds, ready: Seconds, moved: list[IntArray], cluster: Cluster, tp: int
-) -> tuple[Seconds, Seconds]:
-    """Start and end of every chunk's exchanges, [workers, chunks] each, for networks that carry
-    one exchange at a time.
+) -> Spans:
+    """Every chunk's exchanges, for networks that carry one exchange at a time.
 
     `free` [workers] is when each worker's network is free, `ready` [workers, chunks] when the rows
     are ready to leave.  A chunk's exchanges are its entries in `moved`, one hop after the other.
@@ -185,7 +181,7 @@ def _queue(
     For example, `free` = [0, 4] and `ready` = [[1], [2]] and one hop of 10 s from worker 0 to
     worker 1: worker 0 sends from 1 to 11; worker 1 is free at 4 and receives from 4 to 14.
     """
-    start, end = np.empty_like(ready), np.empty_like(ready)
+    spans = Spans(np.empty_like(ready), np.empty_like(ready))
     durations = [_exchange_seconds(hop, cluster, tp) for hop in moved]
     for chunk in range(ready.shape[1]):
         now, begun = np.maximum(free, ready[:, chunk]), None
@@ -196,9 +192,9 @@ def _queue(
                 now = np.maximum(now, senders.max(axis=0))
                 begun = now if begun is None else begun
                 now = now + seconds[:, chunk]
-        start[:, chunk] = now if begun is None else begun
-        end[:, chunk] = free = now
-    return start, end
+        spans.start[:, chunk] = now if begun is None else begun
+        spans.end[:, chunk] = free = now
+    return spans
 
 
 def _exchange_seconds(moved: IntArray, cluster: Cluster, tp: int) -> Seconds:
