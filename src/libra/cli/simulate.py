@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Final
@@ -20,10 +19,10 @@ import tyro
 from rich.console import Console
 
 from libra.cli.console import table_console
-from libra.cli.simulate_progress import StageProgress
+from libra.cli.simulate_progress import stage_progress
 from libra.cli.simulate_table import print_study
 from libra.config import PoolConfig
-from libra.corpus import Format, load_lengths
+from libra.corpus import load_lengths
 from libra.corpus.read import STDIN
 from libra.cost.attention_time import AttentionTime
 from libra.cost.description import describe
@@ -32,17 +31,17 @@ from libra.cost.models import MODELS, Model
 from libra.cost.parallelism import Parallelism, Recompute
 from libra.cost.published import cluster_table
 from libra.data.lengths import check_count
-from libra.data.packing import LongerCut
 from libra.plan.head_groups import cut_heads
 from libra.simulate.predict import Setting
 from libra.simulate.replay_window import Candidate
 from libra.simulate.results import Study, study_json
-from libra.simulate.stream_packing import Packing
-from libra.simulate.study import StudyConfig, run_study
+from libra.simulate.study import StudyConfig, StudyOptions, run_study
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 Sizes = Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")]
 _PIPE_COLUMNS: Final = 140
+_UNSHOWN: Final = ("lengths", "study", "config", "json", "html", "plots", "journal", "workers")
+"""Options that a command line shows otherwise, or that change no figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,38 +102,7 @@ class SimulateOptions:
     kernels: File = None
     """A table that `libra calibrate` wrote; by default published figures for the GPU."""
 
-    memory_cap: float | None = None
-    """Most GB of a GPU; by default what its tensors can have."""
-
-    packing: Packing = "sequential"
-    """`sequential` cuts samples at a pack's end, `best-fit` keeps them whole and pads."""
-
-    longer: LongerCut = "drop"
-    """What becomes of samples longer than a pack: `drop`, `cut` or `refuse`."""
-
-    buffer: int | None = None
-    """Samples that best-fit packing chooses from."""
-
-    format: Format | None = None
-    """Format of the corpus, where it isn't plain."""
-
-    column: str | None = None
-    """Column or field that holds lengths, tokens or texts."""
-
-    tokenizer: str | None = None
-    """Counts the tokens of texts: a tokenizer.json or a name."""
-
-    windows: int = 32
-    """Windows to replay, chosen by strata of skew; 0 for all."""
-
-    compared_windows: int = 3
-    """Windows in which all schemes are compared."""
-
-    scale_to: int = 1024
-    """Most replicas that throughput is predicted for."""
-
-    workers: int = 0
-    """Processes; 0 for one a core."""
+    study: tyro.conf.OmitArgPrefixes[StudyOptions] = field(default_factory=StudyOptions)
 
     journal: File = None
     """Keep what is replayed here; a run that was cut off goes on from it."""
@@ -148,19 +116,16 @@ class SimulateOptions:
     plots: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Write the report's figures here, as SVG and PNG.  Needs matplotlib (the extra `report`)."""
 
-    seed: int = 0
-    """Of all that is drawn at random."""
-
 
 def run_simulate(options: SimulateOptions, console: Console | None = None) -> int:
-    """Simulate, print and write; the exit code.
+    """Simulate, print and write; returns the exit code.
 
     Raises ValueError for options and files that cannot be used.
     """
     config = make_study(options)
     _check_outputs(options)
     console = console or table_console(_PIPE_COLUMNS)
-    with _readable_twice(config) as readable, StageProgress(console) as progress:
+    with _readable_twice(config) as readable, stage_progress(console) as progress:
         study = run_study(readable, progress)
     study = replace(
         study,
@@ -169,8 +134,11 @@ def run_simulate(options: SimulateOptions, console: Console | None = None) -> in
         corpus=replace(study.corpus, source=config.source),
     )
     print_study(study, console)
-    for what, path in _write(options, study):
-        console.print(f"{what:<8} {path}", highlight=False, markup=False)
+    _write(options, study)
+    written = {"figures": options.json, "report": options.html, "plots": options.plots}
+    for what, path in written.items():
+        if path is not None:
+            console.print(f"{what:<8} {path}", highlight=False, markup=False)
     return 0
 
 
@@ -182,11 +150,11 @@ def _readable_twice(config: StudyConfig) -> Iterator[StudyConfig]:
         return
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "lengths.npy"
-        lengths = load_lengths(
-            STDIN, format=config.format, column=config.column, tokenizer=config.tokenizer
-        )
+        how = config.options
+        lengths = load_lengths(STDIN, format=how.format, column=how.column, tokenizer=how.tokenizer)
         np.save(kept, lengths)
-        yield replace(config, source=str(kept), format=None, column=None, tokenizer=None)
+        plain = replace(how, format=None, column=None, tokenizer=None)
+        yield replace(config, source=str(kept), options=plain)
 
 
 def make_study(options: SimulateOptions) -> StudyConfig:
@@ -205,21 +173,7 @@ def make_study(options: SimulateOptions) -> StudyConfig:
         recompute=options.recompute,
     )
     spread.chunk_layers(model)  # refuses what cannot be spread so, before a corpus is read
-    for name, least in (
-        ("windows", 0),
-        ("compared_windows", 1),
-        ("scale_to", 1),
-        ("workers", 0),
-        ("seed", 0),
-    ):
-        check_count(name, getattr(options, name), least=least)
-    if options.windows == 1:
-        raise ValueError("windows is 1; a sample has at least 2 (0 for all)")
-    cap = options.memory_cap
-    if cap is not None and not (math.isfinite(cap) and cap > 0):
-        raise ValueError(f"memory_cap is {cap}; it must be a number of GB > 0")
-    if options.buffer is not None and options.packing != "best-fit":
-        raise ValueError(f"buffer={options.buffer} is for packing='best-fit' only")
+    options.study.check()
     if options.config.placement == "ulysses":
         raise ValueError("placement='ulysses' has no pools to choose; it is compared anyway")
     candidates = _candidates(options, spread, model)
@@ -227,6 +181,7 @@ def make_study(options: SimulateOptions) -> StudyConfig:
     config = cluster.with_nodes(options.config, tp=spread.tp)
     return StudyConfig(
         source=options.lengths,
+        options=options.study,
         setting=Setting(
             model=model,
             parallelism=spread,
@@ -234,19 +189,7 @@ def make_study(options: SimulateOptions) -> StudyConfig:
             config=config.replace(pool_size=candidates[0].pool_size),
         ),
         candidates=candidates,
-        format=options.format,
-        column=options.column,
-        tokenizer=options.tokenizer,
-        packing=options.packing,
-        longer=options.longer,
-        buffer=options.buffer,
-        windows=options.windows or None,
-        compared_windows=options.compared_windows,
-        scale_to=options.scale_to,
-        memory_cap=None if cap is None else cap * 1e9,
-        workers=options.workers or os.cpu_count() or 1,
         journal=options.journal,
-        seed=options.seed,
     )
 
 
@@ -279,11 +222,7 @@ def _candidates(options: SimulateOptions, spread: Parallelism, model: Model) -> 
 
 def _check_outputs(options: SimulateOptions) -> None:
     """ValueError for what cannot be written, before hours of work."""
-    wanted = {
-        "json": options.json,
-        "html": options.html,
-        "journal": options.journal,
-    }
+    wanted = {"json": options.json, "html": options.html, "journal": options.journal}
     for name, path in wanted.items():
         if path is None:
             continue
@@ -308,43 +247,38 @@ def _check_outputs(options: SimulateOptions) -> None:
             raise ValueError(f"{name} needs {package}: pip install 'libra-attention[report]'")
 
 
-def _write(options: SimulateOptions, study: Study) -> list[tuple[str, Path]]:
-    """Write what was asked for; what and where."""
-    written = []
+def _write(options: SimulateOptions, study: Study) -> None:
+    """Write what was asked for."""
     plain = study_json(study)
     try:
         if options.json is not None:
             options.json.write_text(json.dumps(plain, indent=1), encoding="utf-8")
-            written.append(("figures", options.json))
         if options.html is not None:
             from libra.simulate.report import write_report
 
             write_report(plain, options.html)
-            written.append(("report", options.html))
         if options.plots is not None:
             from libra.simulate.plots import write_plots
 
             write_plots(plain, options.plots)
-            written.append(("plots", options.plots))
     except OSError as error:
         what = error.filename or "the results"  # a full disk has no name
         raise ValueError(f"cannot write {what}: {error.strerror}") from error
-    return written
 
 
 def _command(options: SimulateOptions) -> str:
-    """The command line that asks for the same figures: what is not as by default."""
-    words = ["libra", "simulate", options.lengths]
+    """The command line that asks for the same figures: everything that is not as by default."""
     default = SimulateOptions(lengths="")
-    unshown = ("lengths", "config", "json", "html", "plots", "journal", "workers")
-    for name in SimulateOptions.__dataclass_fields__:
-        value = getattr(options, name)
-        if name in unshown or value == getattr(default, name):
-            continue
-        shown = [str(each) for each in value] if isinstance(value, tuple) else [str(value)]
-        words += [f"--{name.replace('_', '-')}", *shown]
-    for name in PoolConfig.__dataclass_fields__:
-        value = getattr(options.config, name)
-        if value != getattr(default.config, name):
-            words += [f"--config.{name.replace('_', '-')}", str(value)]
+    words = ["libra", "simulate", options.lengths]
+    for prefix, chosen, usual in (
+        ("", options, default),
+        ("", options.study, default.study),
+        ("config.", options.config, default.config),
+    ):
+        for each in fields(chosen):
+            value = getattr(chosen, each.name)
+            if each.name in _UNSHOWN or value == getattr(usual, each.name):
+                continue
+            words.append(f"--{prefix}{each.name.replace('_', '-')}")
+            words += map(str, value if isinstance(value, tuple) else (value,))
     return shlex.join(words)

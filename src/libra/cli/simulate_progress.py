@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console
 from rich.progress import (
@@ -10,42 +12,34 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
+from libra.simulate.compare import Progress as ShowProgress
 
-class StageProgress:
-    """Called with the stage, what is done of it and how much there is; draws on stderr."""
 
-    def __init__(self, console: Console) -> None:
-        self._bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description:<22}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True, width=console.width),
-            transient=True,
-        )
-        self._stages: dict[str, TaskID] = {}
+@contextmanager
+def stage_progress(console: Console) -> Iterator[ShowProgress]:
+    """Bars on stderr, as wide as `console`; gone at the end."""
+    bars = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description:<22}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True, width=console.width),
+        transient=True,
+    )
+    with bars:
+        yield partial(_show, bars)
 
-    def __enter__(self) -> StageProgress:
-        self._bars.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bars.stop()
-
-    def __call__(self, stage: str, done: int, total: int | None) -> None:
-        if stage not in self._stages:
-            self._stages[stage] = self._bars.add_task(stage, total=total)
-        self._bars.update(self._stages[stage], completed=done, total=total)
+def _show(bars: Progress, stage: str, done: int, total: int | None) -> None:
+    """Move the bar of a stage, which appears with its first call."""
+    task = next((task.id for task in bars.tasks if task.description == stage), None)
+    if task is None:
+        task = bars.add_task(stage)
+    bars.update(task, completed=done, total=total)

@@ -11,6 +11,8 @@ replay.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 
 from libra.corpus import Format, read_lengths
 from libra.cost.memory import rank_memory
+from libra.data.lengths import check_count
 from libra.data.packing import LongerCut, Packs
 from libra.simulate.compare import (
     Progress,
@@ -45,40 +48,77 @@ IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOptions:
+    """How a corpus is read, and how much of it is replayed."""
+
+    packing: Packing = "sequential"
+    """`sequential` cuts samples at a pack's end, `best-fit` keeps them whole and pads."""
+
+    longer: LongerCut = "drop"
+    """Treatment of samples longer than a pack: `drop`, `cut` or `refuse`."""
+
+    buffer: int | None = None
+    """Samples that best-fit packing chooses from."""
+
+    format: Format | None = None
+    """Format of the corpus, where it isn't plain."""
+
+    column: str | None = None
+    """Column or field that holds lengths, tokens or texts."""
+
+    tokenizer: str | None = None
+    """Counts the tokens of texts: a tokenizer.json or a name."""
+
+    windows: int = 32
+    """Windows to replay, chosen by strata of skew; 0 for all."""
+
+    compared_windows: int = 3
+    """Windows in which all schemes are compared."""
+
+    scale_to: int = 1024
+    """Most replicas that throughput is predicted for."""
+
+    memory_cap: float | None = None
+    """Most GB of a GPU; by default what its tensors can have."""
+
+    workers: int = 0
+    """Processes that replay windows; 0 for one a core."""
+
+    seed: int = 0
+    """Seed of all that is drawn at random."""
+
+    def check(self) -> None:
+        """Raises ValueError for values that cannot be."""
+        least = {"windows": 0, "compared_windows": 1, "scale_to": 1, "workers": 0, "seed": 0}
+        for name, value in least.items():
+            check_count(name, getattr(self, name), least=value)
+        if self.windows == 1:
+            raise ValueError("windows is 1; a sample has at least 2 (0 for all)")
+        cap = self.memory_cap
+        if cap is not None and not (math.isfinite(cap) and cap > 0):
+            raise ValueError(f"memory_cap is {cap}; it must be a number of GB > 0")
+        if self.buffer is not None and self.packing != "best-fit":
+            raise ValueError(f"buffer={self.buffer} is for packing='best-fit' only")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyConfig:
     """The question: a corpus, a cluster, and the candidates to compare."""
 
     source: str
-    """A corpus as `read_lengths` takes it, and so the next three."""
-    format: Format | None = None
-    column: str | None = None
-    tokenizer: str | None = None
+    """A corpus as `read_lengths` takes it."""
+    options: StudyOptions
     setting: Setting
     """Model, cluster, parallelism, and the settings that all candidates share."""
     candidates: Sequence[Candidate]
-    packing: Packing = "sequential"
-    """How samples become packs; `WindowReader` says more of this and the next two."""
-    longer: LongerCut = "drop"
-    buffer: int | None = None
-    windows: int | None = 32
-    """Windows to replay, chosen by strata of skew; None for all."""
-    compared_windows: int = 3
-    """Windows in which all schemes are compared."""
-    scale_to: int = 1024
-    """Most replicas that throughput is predicted for."""
-    memory_cap: float | None = None
-    """Most bytes of a GPU; None for what the cluster's have for tensors."""
-    workers: int = 1
-    """Processes that replay windows."""
     journal: Path | None = None
     """File that keeps what is replayed; see `replay`."""
-    seed: int = 0
 
     @property
     def cap(self) -> float:
         """Most bytes of a GPU."""
-        cap = self.memory_cap
-        return self.setting.time.cluster.tensor_bytes if cap is None else cap
+        cap = self.options.memory_cap
+        return self.setting.time.cluster.tensor_bytes if cap is None else cap * 1e9
 
 
 def run_study(config: StudyConfig, progress: Progress) -> Study:
@@ -86,19 +126,20 @@ def run_study(config: StudyConfig, progress: Progress) -> Study:
 
     Raises ValueError for what `read_lengths`, `WindowReader`, `replay` and the cost model refuse.
     """
+    options = config.options
     # Step 1: read the whole corpus for its counts and the workload of every pack.
     corpus, workloads = _survey(config, progress)
 
     # Step 2: replay every candidate on a sample of the windows; keep the few windows to compare in.
     sample = _sample(config, workloads)
-    compared = _spread_over(sample.windows, config.compared_windows)
+    compared = _spread_over(sample.windows, options.compared_windows)
     kept: list[Packs] = []
     replays = replay(
         _keeping(_reader(config), compared, kept),
         config.candidates,
         config.setting,
         sample=sample,
-        workers=config.workers,
+        workers=options.workers or os.cpu_count() or 1,
         journal=config.journal,
         progress=lambda done, total: progress("replaying candidates", done, total),
     )
@@ -115,14 +156,14 @@ def run_study(config: StudyConfig, progress: Progress) -> Study:
     results = scheme_results(schemes, setting)
     first = {key: windows[0] for key, windows in schemes.items()}
     scaling = scale_replicas(
-        kept[0], first, setting, progress, most=config.scale_to, seed=config.seed
+        kept[0], first, setting, progress, most=options.scale_to, seed=options.seed
     )
     corpus = replace(corpus, source=config.source, windows_replayed=len(sample.windows))
     return Study(
         corpus=corpus,
         settings=_settings(config),
         packs=summarise_packs(workloads, corpus, setting.parallelism.tokens),
-        pooling=pooling_points(workloads, seed=config.seed),
+        pooling=pooling_points(workloads, seed=options.seed),
         candidates=candidates,
         recommendation=recommend(
             candidates, ranked, results, config=config.setting.config, cap=config.cap
@@ -143,8 +184,8 @@ def _settings(config: StudyConfig) -> Settings:
         parameters=setting.model.parameters,
         cluster=setting.time.cluster,
         parallelism=setting.parallelism,
-        packing=config.packing,
-        longer=config.longer,
+        packing=config.options.packing,
+        longer=config.options.longer,
         placement=setting.config.placement,
         chunks=setting.config.chunks,
         tolerance=setting.config.tolerance,
@@ -158,16 +199,17 @@ def _with_candidate(setting: Setting, candidate: Candidate) -> Setting:
 
 
 def _reader(config: StudyConfig) -> WindowReader:
+    options = config.options
     lengths = read_lengths(
-        config.source, format=config.format, column=config.column, tokenizer=config.tokenizer
+        config.source, format=options.format, column=options.column, tokenizer=options.tokenizer
     )
     return WindowReader(
         lengths,
         tokens=config.setting.parallelism.tokens,
         packs=config.setting.parallelism.global_batch,
-        packing=config.packing,
-        longer=config.longer,
-        buffer=config.buffer,
+        packing=options.packing,
+        longer=options.longer,
+        buffer=options.buffer,
     )
 
 
@@ -187,8 +229,8 @@ def _survey(config: StudyConfig, progress: Progress) -> tuple[CorpusSummary, Flo
 def _sample(config: StudyConfig, workloads: FloatArray) -> WindowSample:
     """Windows to replay, in strata by how much their heaviest pack outweighs the mean."""
     skew = workloads.max(axis=1) / np.maximum(workloads.mean(axis=1), 1.0)
-    wanted = len(workloads) if config.windows is None else config.windows
-    return sample_windows(skew, wanted, seed=config.seed)
+    wanted = config.options.windows or len(workloads)
+    return sample_windows(skew, wanted, seed=config.options.seed)
 
 
 def _spread_over(windows: IntArray, count: int) -> list[int]:
