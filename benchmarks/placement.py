@@ -25,7 +25,6 @@ from rich.table import Table
 
 import libra
 from libra.data.packing import Packs
-from libra.plan.limits import own_bytes
 from libra.plan.plan_pool import PoolPlan, plan_pool
 from libra.plan.traffic_bound import traffic_bound
 
@@ -95,7 +94,7 @@ class Figures:
     def add(self, plan: PoolPlan, seconds: float) -> None:
         moved = plan.traffic.sum(axis=0)
         node = np.arange(plan.workers) // 8
-        own = own_bytes(int(plan.geometry.rows.max()), plan.heads)
+        own = int(plan.geometry.rows.max()) * plan.heads.token_bytes
         bound = traffic_bound(plan)
         self.imbalance.append(plan.imbalance)
         self.gigabytes.append(moved.sum() / 1e9)

@@ -35,4 +35,4 @@ def eager_relays(short_relays: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """And have them whether or not that relieves anyone."""
     from libra.plan import pool_plan
 
-    monkeypatch.setattr(pool_plan, "relieves", lambda direct, relayed: True)
+    monkeypatch.setattr(pool_plan, "relieves", lambda direct, multicast, per_node: True)

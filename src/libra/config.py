@@ -189,3 +189,20 @@ class HeadShape:
     def group(self) -> int:
         """Query heads that share one key/value head."""
         return self.q // self.kv
+
+    def q_bytes(self, heads: int) -> int:
+        """Bytes of Q of one token and so many query heads."""
+        return heads * self.dim * self.bytes
+
+    def o_bytes(self, heads: int) -> int:
+        """Bytes of the output of one token and so many query heads."""
+        return heads * self.value_dim * self.bytes
+
+    def kv_bytes(self, kv_heads: int) -> int:
+        """Bytes of K and V of one token and so many key/value heads."""
+        return kv_heads * (self.dim + self.value_dim) * self.bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of q, k, v and out of one token."""
+        return self.q_bytes(self.q) + self.kv_bytes(self.kv) + self.o_bytes(self.q)

@@ -17,7 +17,7 @@ from libra.cost.timeline import Direction, moved_bytes
 from libra.plan.memory import pool_memory
 from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan
-from libra.plan.traffic import PoolTraffic, moved_q_rows, pool_traffic
+from libra.plan.traffic import PoolTraffic, pool_traffic
 from tests.distributed.cases import Case, make_pack, make_pool, my_rows
 from tests.distributed.meter import Meter, Step, metered
 from tests.distributed.ranks import RankPool
@@ -59,7 +59,7 @@ def chunks_of(step: Step, plan: PoolPlan) -> list[int]:
     """The chunk of each message of a step, in the order of posting on a CPU."""
     chunks = range(plan.head_groups.chunks)
     done = plan.head_groups.kv_done
-    queries = int(moved_q_rows(plan).any())  # a message that no worker needs is not posted
+    queries = int(plan.moved_rows[0].any())  # a message that no worker needs is not posted
     moved = plan.kv_transfers.rows(plan.workers, plan.head_groups.chunks).any(axis=(2, 3))
     keys, relayed = 2 * moved
     fetched = [

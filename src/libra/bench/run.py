@@ -22,7 +22,7 @@ from libra.bench.options import DTYPES, BenchOptions, check_options, read_window
 from libra.bench.results import BenchResult, StepTimes, compare
 from libra.bench.runner import SchemeRunner, close_pools, make_runners
 from libra.data.packing import Packs
-from libra.plan.wire import fingerprint
+from libra.plan.pool_plan import fingerprint
 from libra.runtime.consensus import reach_consensus
 from libra.runtime.kernels import kernel_for
 from libra.runtime.speed import Stopwatch, TimedKernel

@@ -278,14 +278,14 @@ def _workers(plan: PoolPlan, traffic: PoolTraffic) -> WorkerReport:
         extra_memory={
             "q": traffic.fetched_q,
             "kv": traffic.fetched_kv,
-            "o": traffic.remote_o,
+            "o": traffic.peer_out,
             "total": traffic.extra_memory,
         },
         kept=memory.kept,
         workspace=memory.workspace,
         workspace_without_gradients=memory.workspace_without_gradients,
         segments=traffic.segments,
-        launches=traffic.launches,
+        launches=traffic.calls,
     )
 
 

@@ -147,10 +147,10 @@ def hops(traffic: PoolTraffic, direction: Direction) -> tuple[list[IntArray], li
     Each is the bytes from worker i to worker j, int64 [chunks, workers, workers].
     """
     if direction == "forward":
-        return [traffic.dispatched, traffic.relayed], [traffic.returned]
+        return [traffic.dispatched, traffic.passed_on], [traffic.returned]
     if direction == "backward":
         return (
-            [traffic.backward_dispatched, traffic.backward_relayed],
+            [traffic.backward_dispatched, traffic.backward_passed_on],
             [traffic.backward_collected, traffic.backward_returned],
         )
     raise ValueError(f"direction is {direction!r}; choose 'forward' or 'backward'")

@@ -85,7 +85,7 @@ def pool_geometry(
     cu_seqlens_per_pack: Sequence[ArrayLike],
     *,
     cp_size: int,
-    block_size: int,
+    block_size: int | None = None,
     layout: ShardLayout = "contiguous",
     tokens: int | None = None,
 ) -> Geometry:
@@ -136,7 +136,7 @@ def pool_geometry(
         pack_stop=np.array([cu[-1] + p * tokens for p, cu in enumerate(bounds)], dtype=np.int64),
         sample_shards=_overlap(sample_start, sample_stop, fragment_start, fragment_stop),
     )
-    cuts = np.union1d(np.arange(0, tokens, block_size, dtype=np.int64), shards.start)
+    cuts = np.union1d(np.arange(0, tokens, block_size or tokens, dtype=np.int64), shards.start)
     return with_cuts(unblocked, (cuts + offset).ravel())
 
 

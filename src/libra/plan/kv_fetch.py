@@ -149,6 +149,15 @@ class KVTransfers:
         """The runs of an index."""
         return KVTransfers(*(getattr(self, field.name)[index] for field in fields(self)))
 
+    def concatenate(self, other: KVTransfers) -> KVTransfers:
+        """These runs, then those of another."""
+        return KVTransfers(
+            *(
+                np.concatenate([getattr(self, field.name), getattr(other, field.name)])
+                for field in fields(self)
+            )
+        )
+
     def rows(self, workers: int, chunks: int) -> IntArray:
         """Rows of kv head groups from worker i to j, int64 [2 hops, chunks, workers, workers]."""
         away = np.flatnonzero(self.source != self.destination)

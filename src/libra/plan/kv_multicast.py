@@ -1,18 +1,26 @@
-"""Which rows of K and V travel by way of a relay.
+"""K and V rows that several workers of other nodes fetch: sent once, then passed on.
 
-    direct     s -> a,  s -> b,  s -> c          every row leaves its holder once a destination
-    relayed    s -> b;  b -> a,  b -> c          every row leaves it once; one who needs it anyway
-                                                 passes it on to the others
+    direct       s -> a,  s -> b,  s -> c        a row leaves its holder once for each destination
+    multicast    s -> b;  b -> a,  b -> c        a row leaves its holder once; a destination that
+                                                 needs it anyway passes it on to the others
 
-A scatter, then an all-gather: all still receive every row once and as many bytes travel, but not
-all from the few workers that hold a long sample.  Only destinations outside the holder's node take
-part, for links within a node are quick.  They need prefixes of a run, so any who needs a block of
-it whole can be that block's relay.
+This is a scatter followed by an all-gather.  Every worker still receives every row once and as many
+bytes travel, but not all of them from the few workers that hold a long sample.  Only destinations
+outside the holder's node take part, because links within a node are fast.
+
+All runs of a group (one holder, sample and kv head group) start at the same row and differ in
+length.  The rows that two or more need are cut into *slices*, and each slice goes to one of the
+destinations that need it whole:
+
+    run to a    |===============|           slice 0 goes to c, which passes it on to a and b
+    run to b    |=============|             slice 1 goes to b, which passes it on to a and c
+    run to c    |==========|                the last rows, which only a needs, go to a directly
+    slices      |  0   |  1   |
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -24,114 +32,207 @@ from libra.plan.kv_fetch import KVFetches, KVTransfers, in_order
 IntArray = NDArray[np.int64]
 
 FEWEST_ROWS: Final = 16
-"""Blocks of fewer rows are not worth a second message."""
+"""Slices of fewer rows are not worth a second message."""
 
-_BLOCKS: Final = 2
-"""Blocks of a sample for each destination: more of them balance the relays better, at more runs."""
+_SLICES: Final = 2
+"""Slices of a sample for each destination: more of them spread the work of passing on better, at
+more runs.
+"""
 
 
-def with_multicast(
-    moves: KVTransfers, needs: KVFetches, *, workers: int, per_node: int
+def multicast_runs(
+    direct: KVTransfers, fetches: KVFetches, *, workers: int, per_node: int
 ) -> KVTransfers:
-    """The same rows to the same needs, with relays between nodes of `per_node` neighbouring workers
-    where several destinations need a run.
+    """The same rows for the same fetches, passed on between nodes of `per_node` neighbouring workers
+    where several destinations need them; `direct` itself where none are.
 
-    Deterministic: a block goes to the relay that has least to pass on in its chunk, among equals to
-    the one that needs most rows of the run.
+    Deterministic: a slice goes to the destination that has least to pass on in its chunk so far,
+    among equals to the one that needs most rows of the group.
     """
-    far = np.flatnonzero(moves.source // per_node != moves.destination // per_node)
-    column = moves.chunk * (1 + int(needs.sample.max(initial=0))) + needs.sample[moves.fetch]
-    column = column * (1 + int(moves.kv_head_group.max(initial=0))) + moves.kv_head_group
-    # Runs of one holder, sample and head_group side by side, longest first.
-    shorter = moves.destination - moves.length * workers
-    far = far[np.lexsort((shorter[far], moves.offset[far], column[far]))]
-    length, destination = moves.length[far], moves.destination[far]
-    new_sample = _differs(column[far])
-    opens = new_sample | _differs(moves.offset[far])
-    first = np.flatnonzero(opens)  # of each group: the runs of one holder, sample and head_group
+    groups = _far_groups(direct, fetches, workers, per_node)
+    if not groups.shared.any():
+        return direct
+    slices = _cut_slices(groups)
+    member = groups.first[slices.group] + _least_busy(groups, slices, workers)
+    hop_one = _hop_one(direct, groups, slices, member)
+    hop_two = _hop_two(direct, groups, slices, member, len(hop_one.fetch) - len(member))
+    return in_order(hop_one.concatenate(hop_two), fetches)
+
+
+def relieves(direct: IntArray, multicast: IntArray, per_node: int) -> bool:
+    """Whether a multicast lets the worker that sends most to other nodes send less, and lets none
+    send more in all than the busiest did: limits that hold without it then hold with it.
+
+    Takes the bytes from worker i to worker j without and with it, int64 [workers, workers] each.
+    """
+    node = np.arange(len(direct)) // per_node
+    far = node[:, None] != node
+    less_far = (multicast * far).sum(axis=1).max() < (direct * far).sum(axis=1).max()
+    return bool(less_far and multicast.sum(axis=1).max() <= direct.sum(axis=1).max())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Groups:
+    """The runs that leave their node, group by group, longest first; int64."""
+
+    run: IntArray
+    """Index of each run, [members]; a *member* is a place in this order."""
+    length: IntArray
+    destination: IntArray
+    chunk: IntArray
+    group: IntArray
+    """Group of each member."""
+    first: IntArray
+    """First member of each group, [groups]."""
+    count: IntArray
+    """Members of each group."""
+    sample: IntArray
+    """Number of the (chunk, sample, kv head group) of each group, ascending."""
+    shared: IntArray
+    """Rows of each group that travel by multicast: those that two or more members need."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slices:
+    """Slices of the shared rows; int64 [slices]."""
+
+    group: IntArray
+    low: IntArray
+    """First row, counted from the first row of the group."""
+    high: IntArray
+    whole: IntArray
+    """Leading members of the group that need the slice whole."""
+    needing: IntArray
+    """Leading members that need any row of it."""
+    passed_on: IntArray
+    """Rows to pass on: those that all members but the chosen one need."""
+
+
+def _far_groups(direct: KVTransfers, fetches: KVFetches, workers: int, per_node: int) -> _Groups:
+    far = np.flatnonzero(direct.source // per_node != direct.destination // per_node)
+    sample = direct.chunk * (1 + int(fetches.sample.max(initial=0))) + fetches.sample[direct.fetch]
+    sample = sample * (1 + int(direct.kv_head_group.max(initial=0))) + direct.kv_head_group
+    # By sample, then holder (whose first row is `offset`), then longest first, then destination.
+    shorter = direct.destination - direct.length * workers
+    far = far[np.lexsort((shorter[far], direct.offset[far], sample[far]))]
+    length = direct.length[far]
+    new_sample = _differs(sample[far])
+    opens = new_sample | _differs(direct.offset[far])
+    first = np.flatnonzero(opens)
     count = np.diff(np.append(first, len(far)))
-    shared = np.zeros(len(first), dtype=np.int64)  # rows that two or more need
+
+    # The second longest run ends where fewer than two members need the rows.
+    shared = np.zeros(len(first), dtype=np.int64)
     several = np.flatnonzero(count > 1)
     shared[several] = length[first[several] + 1]
     shared[shared < FEWEST_ROWS] = 0
-    if not shared.any():
-        return moves
-
-    # Blocks: a sample's shared rows in nearly equal parts, none across holders.
-    of_sample = np.cumsum(new_sample)[first] - 1
-    whole = np.bincount(of_sample, weights=shared)[of_sample].astype(np.int64)
-    parts = -(-_BLOCKS * count * shared // np.maximum(whole, 1))
-    parts = np.minimum(parts, shared // FEWEST_ROWS)
-    group = np.repeat(np.arange(len(first)), parts)
-    part = spread(np.zeros_like(parts), parts)
-    low = part * shared[group] // parts[group]
-    high = (part + 1) * shared[group] // parts[group]
-
-    # Of a group's runs, longest first, so many hold a block whole, and so many any of its rows.
-    span = int(length.max()) + 1
-    key = (np.cumsum(opens) - 1) * span - length
-    holds = np.searchsorted(key, group * span - high, side="right") - first[group]
-    needing = np.searchsorted(key, group * span - low, side="left") - first[group]
-    below = np.append(0, np.cumsum(length))
-    partial = below[first[group] + needing] - below[first[group] + holds] - (needing - holds) * low
-    passed_on = (holds - 1) * (high - low) + partial
-    relay = first[group] + _least_busy(
-        destination, first[group], holds, passed_on, moves.chunk[far[first[group]]], workers
-    )
-
-    stays = np.ones(len(moves.fetch), dtype=np.bool_)
-    stays[far[np.repeat(shared > 0, count)]] = False
-    longest = first[(shared > 0) & (length[first] > shared)]  # their last rows have one destination
-    taken = np.searchsorted(first, longest)
-    hop_one = _parts(
-        moves,
-        np.concatenate([np.flatnonzero(stays), far[longest], far[relay]]),
-        np.concatenate([np.zeros(stays.sum(), dtype=np.int64), shared[taken], low]),
-        np.concatenate([moves.length[stays], length[longest] - shared[taken], high - low]),
-    )
-
-    block = np.repeat(np.arange(len(group)), needing)
-    member = spread(first[group], needing)
-    other = member != relay[block]
-    block, member = block[other], member[other]
-    hop_two = _parts(
-        moves,
-        far[member],
-        low[block],
-        np.minimum(length[member], high[block]) - low[block],
-        source=destination[relay[block]],
-        via=len(hop_one.fetch) - len(group) + block,
-    )
-    return in_order(
-        KVTransfers(
-            *(
-                np.concatenate([getattr(hop_one, name), getattr(hop_two, name)])
-                for name in [f.name for f in fields(KVTransfers)]
-            )
-        ),
-        needs,
+    return _Groups(
+        run=far,
+        length=length,
+        destination=direct.destination[far],
+        chunk=direct.chunk[far],
+        group=np.cumsum(opens) - 1,
+        first=first,
+        count=count,
+        sample=np.cumsum(new_sample)[first] - 1,
+        shared=shared,
     )
 
 
-def sent_rows(moves: KVTransfers, workers: int, per_node: int) -> IntArray:
-    """kv head_group rows that each worker sends to other nodes, and to all, int64 [2, workers]."""
-    source, node = moves.source, moves.source // per_node
-    return np.stack(
-        [
-            np.bincount(source, weights=moves.length * away, minlength=workers).astype(np.int64)
-            for away in (node != moves.destination // per_node, source != moves.destination)
-        ]
-    )
+def _cut_slices(groups: _Groups) -> _Slices:
+    # Step 1: cut the shared rows of a sample into nearly equal slices, none across two holders.
+    # With 3 destinations, 6 slices: holders of 100 and 50 shared rows get 4 and 2 of them.
+    of_sample = np.bincount(groups.sample, weights=groups.shared).astype(np.int64)[groups.sample]
+    slices = -(-_SLICES * groups.count * groups.shared // np.maximum(of_sample, 1))
+    slices = np.minimum(slices, groups.shared // FEWEST_ROWS)
+    group = np.repeat(np.arange(len(groups.first)), slices)
+    number = spread(np.zeros_like(slices), slices)
+    low = number * groups.shared[group] // slices[group]
+    high = (number + 1) * groups.shared[group] // slices[group]
+
+    # Step 2: count the members that need a slice.  Lengths fall within a group, so that
+    # `group * span - length` rises over all members, and one binary search finds the last of a
+    # group that is at least as long as a row.
+    span = int(groups.length.max()) + 1
+    key = groups.group * span - groups.length
+    first = groups.first[group]
+    whole = np.searchsorted(key, group * span - high, side="right") - first
+    needing = np.searchsorted(key, group * span - low, side="left") - first
+
+    # Step 3: rows that the members need, less those of the one that passes them on.
+    below = np.append(0, np.cumsum(groups.length))
+    in_part = below[first + needing] - below[first + whole] - (needing - whole) * low
+    return _Slices(group, low, high, whole, needing, (whole - 1) * (high - low) + in_part)
 
 
-def relieves(direct: IntArray, relayed: IntArray) -> bool:
-    """Whether relays let the worker that sends most to other nodes send less, and none more in all
-    than the busiest did: limits that hold without relays hold with them.
-
-    Takes what each worker sends to other nodes, and to all, [2, workers].
+def _least_busy(groups: _Groups, slices: _Slices, workers: int) -> IntArray:
+    """Which member of its group passes each slice on: of those that need it whole, the one whose
+    worker passes on least so far.  Slices of few candidates choose first.
     """
-    far, most = relayed.max(axis=1) - direct.max(axis=1)
-    return bool(far < 0 and most <= 0)
+    chosen = np.zeros(len(slices.group), dtype=np.int64)
+    first = groups.first[slices.group]
+    chunks = groups.chunk[first]
+    busy = [[0] * workers for _ in range(1 + int(chunks.max()))]  # rows, by chunk and worker
+    worker = groups.destination.tolist()
+    columns = (first, slices.whole, slices.passed_on, chunks)
+    begin, among, rows, chunk = (column.tolist() for column in columns)
+    for i in np.argsort(slices.whole, kind="stable").tolist():
+        load = busy[chunk[i]]
+        candidates = worker[begin[i] : begin[i] + among[i]]
+        loads = [load[candidate] for candidate in candidates]
+        index = loads.index(min(loads))
+        load[candidates[index]] += rows[i]
+        chosen[i] = index
+    return chosen
+
+
+def _hop_one(
+    direct: KVTransfers, groups: _Groups, slices: _Slices, member: IntArray
+) -> KVTransfers:
+    """What leaves the holders: groups without shared rows as before, the last rows of the longest
+    run of other groups, and each slice, in this order.
+    """
+    multicast = np.repeat(groups.shared > 0, groups.count)
+    stays = np.ones(len(direct.fetch), dtype=np.bool_)
+    stays[groups.run[multicast]] = False
+    ends = np.flatnonzero((groups.shared > 0) & (groups.length[groups.first] > groups.shared))
+    end_run, shared = groups.run[groups.first[ends]], groups.shared[ends]
+    kept = np.flatnonzero(stays)
+    return _part(
+        direct,
+        np.concatenate([kept, end_run, groups.run[member]]),
+        np.concatenate([np.zeros(len(kept), dtype=np.int64), shared, slices.low]),
+        np.concatenate(
+            [direct.length[kept], direct.length[end_run] - shared, slices.high - slices.low]
+        ),
+    )
+
+
+def _hop_two(
+    direct: KVTransfers, groups: _Groups, slices: _Slices, member: IntArray, first_slice: int
+) -> KVTransfers:
+    """What the chosen members pass on; slice i arrives with run `first_slice + i` of the first hop."""
+    index = np.repeat(np.arange(len(slices.group)), slices.needing)
+    to = spread(groups.first[slices.group], slices.needing)
+    index, to = index[to != member[index]], to[to != member[index]]
+    low = slices.low[index]
+    rows = _part(
+        direct, groups.run[to], low, np.minimum(groups.length[to], slices.high[index]) - low
+    )
+    return replace(
+        rows,
+        source=groups.destination[member[index]],
+        source_row=np.full_like(index, -1),
+        via=first_slice + index,
+    )
+
+
+def _part(direct: KVTransfers, run: IntArray, low: IntArray, length: IntArray) -> KVTransfers:
+    """Rows [low, low + length) of runs."""
+    whole = direct.take(run)
+    return replace(
+        whole, source_row=whole.source_row + low, length=length, offset=whole.offset + low
+    )
 
 
 def _differs(column: IntArray) -> NDArray[np.bool_]:
@@ -139,49 +240,3 @@ def _differs(column: IntArray) -> NDArray[np.bool_]:
     new = np.ones(len(column), dtype=np.bool_)
     new[1:] = column[1:] != column[:-1]
     return new
-
-
-def _least_busy(
-    destination: IntArray,
-    first: IntArray,
-    holds: IntArray,
-    passed_on: IntArray,
-    chunk: IntArray,
-    workers: int,
-) -> IntArray:
-    """Which of its first `holds` runs relays each block: the one whose worker passes on least so
-    far.  Blocks of few candidates choose first.
-    """
-    chosen = np.zeros(len(first), dtype=np.int64)
-    worker, busy = destination.tolist(), [[0] * workers for _ in range(1 + int(chunk.max()))]
-    begin, among, rows, of = (column.tolist() for column in (first, holds, passed_on, chunk))
-    for block in np.argsort(holds, kind="stable").tolist():
-        start, load = begin[block], busy[of[block]]
-        candidates = worker[start : start + among[block]]
-        loads = [load[who] for who in candidates]
-        index = loads.index(min(loads))
-        load[candidates[index]] += rows[block]
-        chosen[block] = index
-    return chosen
-
-
-def _parts(
-    moves: KVTransfers,
-    run: IntArray,
-    low: IntArray,
-    length: IntArray,
-    source: IntArray | None = None,
-    via: IntArray | None = None,
-) -> KVTransfers:
-    """Rows [low, low + length) of runs; from their holder, or from relays `source`."""
-    return KVTransfers(
-        fetch=moves.fetch[run],
-        source=moves.source[run] if source is None else source,
-        destination=moves.destination[run],
-        chunk=moves.chunk[run],
-        kv_head_group=moves.kv_head_group[run],
-        source_row=moves.source_row[run] + low if source is None else np.full_like(run, -1),
-        length=length,
-        offset=moves.offset[run] + low,
-        via=np.full_like(run, -1) if via is None else via,
-    )

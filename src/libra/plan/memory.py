@@ -1,13 +1,14 @@
-"""What attention holds beyond a worker's own q, k, v, out and their gradients, byte for byte.
+"""Bytes that attention holds beyond a worker's own q, k, v, out and their gradients, exactly.
 
     kept         from a layer's forward to its backward: Q, K and V from elsewhere, and outputs
                  computed for others (`backward="refetch"`: only the latter)
-    workspace    for one call at a time, so once for all layers: rows packed to be sent, where they
-                 also return to if they are as wide; K and V that land in another order than they
-                 are needed in; in backward also gradients, and sums of dK and dV in at least fp32
+    workspace    for one call at a time, so once for all layers: rows packed to be sent, in whose
+                 place outputs return if they are as wide; K and V that arrive in another order than
+                 that of their buffer; in backward also gradients, and sums of dK and dV in at least
+                 fp32
 
-Not counted: what a kernel takes for itself; the LSE, which any flash attention keeps; contiguous
-copies of q, k, v and dout that are not contiguous; index maps, which belong to the plan.
+Not counted: memory that a kernel allocates for itself; the LSE, which any flash attention keeps;
+contiguous copies of q, k, v and dout that are not contiguous; index maps, which belong to the plan.
 """
 
 from __future__ import annotations
@@ -18,60 +19,35 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.config import HeadShape
-from libra.plan.all_to_all import AllToAll
-from libra.plan.head_groups import HeadGroups
-from libra.plan.plan_pool import PoolPlan
-from libra.plan.rank_plan import RankPlan
-from libra.plan.traffic import fetched_kv_rows, moved_q_rows
+from libra.plan.pool_plan import PoolPlan
+from libra.plan.traffic import kv_buffer_sizes
 
 IntArray = NDArray[np.int64]
-
 
 Count = TypeVar("Count", int, IntArray)
 """Of one worker, or of every worker, [workers]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Counts(Generic[Count]):
-    """Lane rows over all chunks, of q head_groups and kv head_groups."""
-
-    rows: Count
-    """Local rows."""
-    q_sent: Count
-    q_received: Count
-    kv_sent: Count
-    """To those who need them and to relays, and by relays."""
-    kv_received: Count
-    kv_rows: Count
-    """Rows of the kv buffers."""
-    apart: Count
-    """Those of buffers outside which rows land first."""
-    own: Count
-    """Most own rows of such a buffer: their sums lie anywhere in it."""
-    largest: Count
-    """Most K and V rows to one worker at once: gradients are widened one worker at a time."""
-    largest_relayed: Count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallMemory(Generic[Count]):
-    """Elements that calls take."""
+    """Elements that calls allocate."""
 
     fetched_q: Count
     """Q of others."""
     fetched_kv: Count
     """K and V of samples that lie elsewhere in part or whole."""
-    outputs: Count
+    peer_out: Count
     """Outputs computed for others."""
     forward: Count
     """Workspace of the forward, without the three above."""
     backward: Count
-    """Workspace of the backward in the dtype of the tensors; what the forward kept is not in it."""
-    exact: Count
+    """Workspace of the backward in the dtype of the tensors, without what the forward kept."""
+    accum_fp32: Count
     """Workspace of the backward for sums, in at least fp32."""
-    wide: tuple[Count, Count]
-    """The part of it in which gradients from one worker are widened, at holders and at relays."""
+    cast_scratch: tuple[Count, Count]
+    """The part of it in which gradients from one worker are cast to fp32: where rows are held, and
+    where they are passed on.
+    """
 
     @property
     def fetched(self) -> Count:
@@ -79,64 +55,66 @@ class CallMemory(Generic[Count]):
         return self.fetched_q + self.fetched_kv
 
 
-def rank_memory(rank_plan: RankPlan, heads: HeadShape, *, refetch: bool) -> CallMemory[int]:
-    """What the executor takes for a rank_plan; `refetch` has the backward fetch Q, K and V again."""
-    hops, apart = (
-        (*rank_plan.kv, *rank_plan.kv_multicast),
-        [each for each in rank_plan.kv_buffers if each.permutation is not None],
-    )
-    counts = _Counts(
-        rows=rank_plan.rows,
-        q_sent=sum(_sent(message) for message in rank_plan.q),
-        q_received=sum(message.received for message in rank_plan.q),
-        kv_sent=sum(_sent(message) for message in hops),
-        kv_received=sum(message.received for message in hops),
-        kv_rows=sum(assembly.rows for assembly in rank_plan.kv_buffers),
-        apart=sum(assembly.rows for assembly in apart),
-        own=max((len(assembly.own_index) for assembly in apart), default=0),
-        largest=max(int(message.send_splits.max(initial=0)) for message in rank_plan.kv),
-        largest_relayed=max(
-            int(message.send_splits.max(initial=0)) for message in rank_plan.kv_multicast
-        ),
-    )
-    return _call_memory(counts, rank_plan.head_groups, heads, refetch=refetch)
+def call_memory(plan: PoolPlan) -> CallMemory[IntArray]:
+    """Elements that each worker's calls allocate, [workers] each."""
+    heads, head_groups = plan.heads, plan.head_groups
+    # Step 1: rows over all chunks, of head groups and kv head groups.
+    q, kv = plan.moved_rows[0].sum(axis=0), plan.moved_rows[1:]
+    q_sent, q_received = q.sum(axis=1), q.sum(axis=0)
+    kv_sent, kv_received = kv.sum(axis=(0, 1, 3)), kv.sum(axis=(0, 1, 2))
+    buffers = kv_buffer_sizes(plan)
+    permuted, own = _permuted(plan), _own_rows(plan)
+    kv_rows, permuted_rows = buffers.sum(axis=0), np.where(permuted, buffers, 0).sum(axis=0)
 
-
-def _sent(message: AllToAll) -> int:
-    return int(message.send_splits.sum())
-
-
-def _call_memory(
-    counts: _Counts[Count], head_groups: HeadGroups, heads: HeadShape, *, refetch: bool
-) -> CallMemory[Count]:
+    # Step 2: widths of a row, in elements.
     q_row, o_row = head_groups.heads * heads.dim, head_groups.heads * heads.value_dim
     kv_row = head_groups.kv_heads * (heads.dim + heads.value_dim)
     wider = head_groups.kv_heads * max(heads.dim, heads.value_dim)
-    fetched_q, fetched_kv = counts.q_received * q_row, counts.kv_rows * kv_row
-    both_ways = q_row if q_row == o_row else q_row + o_row  # returns take the place of packed rows
-    dispatched = (counts.kv_sent + counts.apart) * kv_row
-    forward = counts.q_sent * both_ways + dispatched
-    backward = counts.q_received * (q_row + o_row)
-    backward = backward + (counts.kv_sent + counts.kv_received) * kv_row
-    if refetch:  # Q travels again, beside dO
-        backward = backward + counts.q_sent * (q_row + o_row)
-        backward = backward + fetched_q + fetched_kv + dispatched
+
+    # Step 3: what a forward and a backward call allocate.
+    fetched_q, fetched_kv = q_received * q_row, kv_rows * kv_row
+    q_both_ways = q_row if q_row == o_row else q_row + o_row  # outputs return into packed rows
+    dispatched = (kv_sent + permuted_rows) * kv_row
+    forward = q_sent * q_both_ways + dispatched
+    backward = q_received * (q_row + o_row) + (kv_sent + kv_received) * kv_row
+    if plan.config.backward == "refetch":  # Q travels again, as well as dO
+        backward = backward + q_sent * (q_row + o_row) + fetched_q + fetched_kv + dispatched
     else:
-        backward = backward + counts.q_sent * both_ways
-    exact, wide, wide_relayed = fetched_kv, counts.own * wider, counts.own * 0
+        backward = backward + q_sent * q_both_ways
+
+    # Step 4: sums in fp32.  Own rows of a permuted buffer lie anywhere in it and are gathered.
+    # Narrower dtypes also need sums of all local rows, and gradients are cast one worker at a time.
+    gathered = np.where(permuted, own, 0).max(axis=0)
+    accum, at_holder, at_multicast = fetched_kv, gathered * wider, np.zeros_like(gathered)
     if heads.bytes < 4:
-        backward = backward + counts.apart * kv_row
-        exact = exact + counts.rows * (heads.kv * (heads.dim + heads.value_dim))
-        wide = np.maximum(counts.own, counts.largest) * wider
-        wide_relayed = counts.largest_relayed * wider
+        backward = backward + permuted_rows * kv_row
+        accum = accum + plan.geometry.rows * (heads.kv * (heads.dim + heads.value_dim))
+        largest, largest_multicast = kv.max(axis=(1, 3))
+        at_holder = np.maximum(gathered, largest) * wider
+        at_multicast = largest_multicast * wider
     return CallMemory(
         fetched_q=fetched_q,
         fetched_kv=fetched_kv,
-        outputs=counts.q_received * o_row,
+        peer_out=q_received * o_row,
         forward=forward,
         backward=backward,
-        exact=exact + wide + wide_relayed,
-        wide=(wide, wide_relayed),
+        accum_fp32=accum + at_holder + at_multicast,
+        cast_scratch=(at_holder, at_multicast),
+    )
+
+
+def worker_memory(plan: PoolPlan, worker: int) -> CallMemory[int]:
+    """Elements that one worker's calls allocate."""
+    pool = call_memory(plan)
+    at_holder, at_multicast = pool.cast_scratch
+    return CallMemory(
+        fetched_q=int(pool.fetched_q[worker]),
+        fetched_kv=int(pool.fetched_kv[worker]),
+        peer_out=int(pool.peer_out[worker]),
+        forward=int(pool.forward[worker]),
+        backward=int(pool.backward[worker]),
+        accum_fp32=int(pool.accum_fp32[worker]),
+        cast_scratch=(int(at_holder[worker]), int(at_multicast[worker])),
     )
 
 
@@ -153,30 +131,13 @@ class PoolMemory:
 
 
 def pool_memory(plan: PoolPlan) -> PoolMemory:
-    """`rank_memory` of all workers at once, in bytes."""
-    head_groups, workers, size = plan.head_groups, plan.workers, plan.heads.bytes
+    """`call_memory` in bytes."""
+    memory, size = call_memory(plan), plan.heads.bytes
     refetch = plan.config.backward == "refetch"
-    q = moved_q_rows(plan) * head_groups.chunks
-    kv = plan.kv_transfers.rows(workers, head_groups.chunks)  # [hops, chunks, workers, workers]
-    buffers, apart = fetched_kv_rows(plan), _permuted(plan)
-    largest, largest_relayed = kv.max(axis=(1, 3))
-    counts = _Counts(
-        rows=plan.geometry.rows,
-        q_sent=q.sum(axis=1),
-        q_received=q.sum(axis=0),
-        kv_sent=kv.sum(axis=(0, 1, 3)),
-        kv_received=kv.sum(axis=(0, 1, 2)),
-        kv_rows=buffers.sum(axis=0),
-        apart=np.where(apart, buffers, 0).sum(axis=0),
-        own=np.where(apart, _own_rows(plan), 0).max(axis=0),
-        largest=largest,
-        largest_relayed=largest_relayed,
-    )
-    memory = _call_memory(counts, head_groups, plan.heads, refetch=refetch)
-    kept = memory.outputs if refetch else memory.fetched + memory.outputs
-    everything = memory.forward + memory.fetched + memory.outputs
+    kept = memory.peer_out if refetch else memory.fetched + memory.peer_out
+    everything = memory.forward + memory.fetched + memory.peer_out
     forward = (memory.forward + memory.fetched if refetch else memory.forward) * size
-    backward = memory.backward * size + memory.exact * max(4, size)
+    backward = memory.backward * size + memory.accum_fp32 * max(4, size)
     return PoolMemory(
         kept=kept * size,
         workspace=np.maximum(forward, backward),
@@ -185,11 +146,11 @@ def pool_memory(plan: PoolPlan) -> PoolMemory:
 
 
 def _own_rows(plan: PoolPlan) -> IntArray:
-    """kv head_group rows of each kv buffer that its worker holds itself, [chunks, workers]."""
-    moves = plan.kv_transfers
-    own = np.flatnonzero(moves.source == moves.destination)
+    """Rows of each kv buffer that its worker holds itself, int64 [chunks, workers]."""
+    runs = plan.kv_transfers
+    own = np.flatnonzero(runs.source == runs.destination)
     rows = np.zeros((plan.head_groups.chunks, plan.workers), dtype=np.int64)
-    np.add.at(rows, (moves.chunk[own], moves.destination[own]), moves.length[own])
+    np.add.at(rows, (runs.chunk[own], runs.destination[own]), runs.length[own])
     return rows
 
 

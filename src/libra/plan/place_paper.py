@@ -30,13 +30,12 @@ def place_paper(
     target = (1 + tolerance) * (int(cost.sum()) * head_shards) / geometry.workers
 
     first_unit, unit_count, units, unit_heads = _kv_units(heads, head_shards)
-    row_bytes = (heads.dim + heads.value_dim) * heads.bytes
     held = np.zeros((len(geometry.sample_start), geometry.cp_size), dtype=np.int64)
-    pieces = geometry.sample_shards
+    shards = geometry.sample_shards
     np.add.at(
         held,
-        (pieces.left, geometry.fragment_worker[pieces.right] % geometry.cp_size),
-        pieces.stop - pieces.start,
+        (shards.left, geometry.fragment_worker[shards.right] % geometry.cp_size),
+        shards.stop - shards.start,
     )
     block_samples = geometry.block_samples
     assignment: NDArray[np.int32] = _greedy(
@@ -46,7 +45,8 @@ def place_paper(
         float(target),
         geometry.workers,
         geometry.block_worker,
-        (geometry.block_stop - geometry.block_start) * width * row_bytes,
+        (geometry.block_stop - geometry.block_start)
+        * (heads.q_bytes(width) + heads.o_bytes(width)),
         np.searchsorted(block_samples.left, np.arange(len(cost) + 1)),
         block_samples.right,
         geometry.sample_stop - geometry.sample_start,
@@ -54,7 +54,7 @@ def place_paper(
         first_unit,
         unit_count,
         units,
-        unit_heads * row_bytes,
+        heads.kv_bytes(unit_heads),
     )
     return assignment
 

@@ -1,16 +1,16 @@
-"""Libra's placement: everything stays at home but the surplus of the workers above the target.
+"""Libra's placement: all tiles stay at home but the surplus of the workers above the target.
 
     rows of a long sample ^  d d d . . .   columns: key/value head groups of one sample
-                          |  d d b . . .   a worker keeps columns up to its target (.), gives others
-                          |  a c b . . .   other workers take runs of rows (a, b, c, d), top first:
-                          |  . . . . . .   late rows hold the most pairs for each row that travels,
-                             columns ->    and one prefix of K and V serves a run
+                          |  d d b . . .   a worker keeps columns up to its target (.), and gives
+                          |  a c b . . .   the others; other workers take runs of rows (a, b, c, d),
+                          |  . . . . . .   top first: late rows hold the most pairs for each row
+                             columns ->    that travels, and one prefix of K and V serves a run
 
-Overlaps are cut at any row and head group, so the balance depends on neither B nor H.  Traffic of a
-piece that ends at row b of its sample is b rows of K and V and its own rows of Q and O.  The
-workers with the largest room take the highest rows, where long runs pay best; those with little
-room are left alone.  A node's own surplus goes to its own workers first.  What would take a worker
-past its limits stays at home, so that limits hold and the load gives way.
+Pieces are cut at any row and head group, so the balance depends on neither B nor H.  A piece that
+ends at row b of its sample costs b rows of K and V and its own rows of Q and O.  The workers with
+the most room take the highest rows, where long runs pay best; those with little room take nothing.
+A node's own surplus goes to its own workers first.  Work that would take a worker past its limits
+stays at home, so that limits hold and the balance suffers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from libra.config import HeadShape, PoolConfig
 from libra.data.lengths import causal_pairs
 from libra.plan.geometry import Geometry, with_cuts
-from libra.plan.limits import byte_limits
-from libra.plan.place_surplus_kernels import Books, Fragments, Loads, move_surplus
+from libra.plan.place_surplus_kernels import ByteBudget, Loads, SampleShards, move_surplus
+from libra.plan.traffic import byte_limits
 
 IntArray = NDArray[np.int64]
 
@@ -53,35 +53,40 @@ def place_surplus(
     With `node_local_first` workers of a node take each other's surplus before others do.  `speeds`
     [workers] scales each worker's target; None means equal ones.
     """
-    pieces = geometry.sample_shards
-    origin = geometry.sample_start[pieces.left]
-    low, high = pieces.start - origin, pieces.stop - origin
-    worker = geometry.fragment_worker[pieces.right]
-    begin = np.searchsorted(pieces.left, np.arange(len(geometry.sample_start) + 1))
-    fragments = Fragments(begin, low, high, worker)
+    # Step 1: shards of samples, with rows counted from the start of the sample.
+    held = geometry.sample_shards
+    origin = geometry.sample_start[held.left]
+    low, high = held.start - origin, held.stop - origin
+    worker = geometry.fragment_worker[held.right]
+    begin = np.searchsorted(held.left, np.arange(len(geometry.sample_start) + 1))
+
+    # Step 2: loads and targets.
     workers, width = geometry.workers, heads.q // columns
     load = np.zeros(workers, dtype=np.int64)
     np.add.at(load, worker, causal_pairs(low, high) * heads.q)
     share = np.full(workers, 1 / workers) if speeds is None else speeds / speeds.sum()
     target = (1.0 + config.tolerance) * load.sum() * share
-    # Columns that share a key/value head count it once each, which is never too little.
-    kv_row = -(-heads.kv // columns) * (heads.dim + heads.value_dim) * heads.bytes
-    books = Books(
+
+    # Step 3: pieces that move.  Columns that share a key/value head count it once each, which is
+    # never too little.
+    budget = ByteBudget(
         moved=np.zeros((3, workers), dtype=np.int64),
         limits=byte_limits(config, heads, int(geometry.rows.max())),
-        q_row=width * heads.dim * heads.bytes,
-        o_row=width * heads.value_dim * heads.bytes,
-        kv_row=kv_row,
+        q_row=heads.q_bytes(width),
+        o_row=heads.o_bytes(width),
+        kv_row=heads.kv_bytes(-(-heads.kv // columns)),
     )
     moved = move_surplus(
-        fragments,
+        SampleShards(begin, low, high, worker),
         np.lexsort((-(low + high), worker)),  # a worker gives its latest rows first
         columns,
         Loads(load, target, width, row_step(geometry.tokens)),
-        books,
+        budget,
         np.arange(workers, dtype=np.int64) // config.ranks_per_node,
         node_local_first,
     )
+
+    # Step 4: cut blocks where pieces start and end, and give each piece's tiles to its taker.
     sample, column, low, high, taker = moved.T
     start, stop = geometry.sample_start[sample] + low, geometry.sample_start[sample] + high
     ends = stop[stop < geometry.tokens * geometry.packs]  # no block starts where the pool ends

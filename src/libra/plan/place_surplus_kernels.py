@@ -1,4 +1,9 @@
-"""The compiled part of the surplus placement: what each worker gives away, and who takes it."""
+"""The compiled loops of the surplus placement: which pieces a worker gives away, and who takes them.
+
+fragments of sample 0   |  worker 0  |  worker 1  |  worker 2  |
+given by worker 2                            |#####| column 0    a *piece*: rows of one column
+stack of column 0       pieces of one sample and column, from late rows to early ones
+"""
 
 from __future__ import annotations
 
@@ -14,11 +19,11 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
-class Fragments(NamedTuple):
-    """What each worker holds of each sample, rows [low, high), ordered by sample, then row."""
+class SampleShards(NamedTuple):
+    """Rows [low, high) that each worker holds of each sample, ordered by sample, then row."""
 
     begin: IntArray
-    """First fragment of each sample, then their number, [samples + 1]."""
+    """First shard of each sample, then their number, [samples + 1]."""
     low: IntArray
     high: IntArray
     worker: IntArray
@@ -33,21 +38,20 @@ class Loads(NamedTuple):
     width: int
     """Query heads of a column."""
     step: int
-    """Overlaps are cut at multiples of so many rows."""
+    """Pieces are cut at multiples of so many rows."""
 
 
-class Books(NamedTuple):
-    """The balance of bytes, as they lie in the tensors."""
+class ByteBudget(NamedTuple):
+    """Bytes that work away from home moves, and the limits on them."""
 
     moved: IntArray
-    """What each worker sends, receives and holds for work away from home, [3, workers]; updated
-    likewise.
-    """
+    """Bytes that each worker sends, receives and holds for it, [3, workers]; updated likewise."""
     limits: IntArray
-    """Most of each that a worker may come to, [3]."""
+    """Most bytes of each for a worker, [3]."""
     q_row: int
     """Q of one row and column."""
     o_row: int
+    """Output of one row and column."""
     kv_row: int
     """K and V of one row and column."""
 
@@ -69,29 +73,29 @@ def row_below(pairs: float) -> int:
 
 @numba.njit(cache=True)
 def move_surplus(
-    fragments: Fragments,
+    shards: SampleShards,
     latest_first: IntArray,
     columns: int,
     loads: Loads,
-    books: Books,
+    budget: ByteBudget,
     node: IntArray,
     node_local_first: bool,
 ) -> IntArray:
     """Moved pieces, int64 [pieces, 5]: sample, column, first row, one past the last row, taker.
 
-    `latest_first` orders fragments by worker, then latest row first: the order in which a worker
+    `latest_first` orders shards by worker, then latest row first: the order in which a worker
     gives.  `node` [workers] ascends from 0; with `node_local_first` the workers of a node take each
-    other's surplus before those of others do.
+    other's surplus before those of other nodes do.
     """
-    given = _give(fragments, latest_first, columns, loads)
+    given = _give(shards, latest_first, columns, loads)
     taken = [(0, 0, 0, 0, 0) for _ in range(0)]
     nodes = int(node.max()) + 1
     if node_local_first and 1 < nodes < len(node):
-        for near in range(nodes):
-            _hand_out(given, taken, fragments, loads, books, node, near, False)
-    _hand_out(given, taken, fragments, loads, books, node, -1, False)
+        for only in range(nodes):
+            _hand_out(given, taken, shards, loads, budget, node, only, False)
+    _hand_out(given, taken, shards, loads, budget, node, -1, False)
     if (given[:, 3] > given[:, 2]).any():
-        _hand_out(given, taken, fragments, loads, books, node, -1, True)
+        _hand_out(given, taken, shards, loads, budget, node, -1, True)
     return _table(taken)
 
 
@@ -104,12 +108,13 @@ def _table(rows: list[tuple[int, int, int, int, int]]) -> IntArray:
 
 
 @numba.njit(cache=True)
-def _give(fragments: Fragments, latest_first: IntArray, columns: int, loads: Loads) -> IntArray:
-    """What workers above their target give away: whole columns, then the late rows of one more.
+def _give(shards: SampleShards, latest_first: IntArray, columns: int, loads: Loads) -> IntArray:
+    """Pieces that workers above their target give away: whole columns, then the late rows of one
+    more.
 
-    int64 [pieces, 5]: sample, column, first row, one past the last row, fragment; ordered.
+    int64 [pieces, 5]: sample, column, first row, one past the last row, shard; ordered.
     """
-    begin, low, high, worker = fragments
+    begin, low, high, worker = shards
     load, target, width, step = loads
     sample = np.empty(len(low), dtype=np.int64)
     for s in range(len(begin) - 1):
@@ -118,7 +123,7 @@ def _give(fragments: Fragments, latest_first: IntArray, columns: int, loads: Loa
     for i in latest_first:
         home = worker[i]
         surplus = load[home] - target[home]
-        work = (pairs_below(high[i]) - pairs_below(low[i])) * width
+        work = (pairs_below(high[i]) - pairs_below(low[i])) * width  # of one column
         if surplus <= 0:
             continue
         whole = min(columns, int(surplus // work))
@@ -139,91 +144,46 @@ def _give(fragments: Fragments, latest_first: IntArray, columns: int, loads: Loa
 def _hand_out(
     given: IntArray,
     taken: list[tuple[int, int, int, int, int]],
-    fragments: Fragments,
+    shards: SampleShards,
     loads: Loads,
-    books: Books,
+    budget: ByteBudget,
     node: IntArray,
-    near: int,
-    scraps: bool,
+    only: int,
+    second_pass: bool,
 ) -> None:
-    """Workers below their target take from the stacks, the emptiest first; those of node `near`
-    among themselves, or -1 for all.
+    """Workers below their target take from the stacks, those with most room first; workers of node
+    `only` take from each other, or -1 for all.
 
-    A stack is what is given of one sample and column; its highest row is taken first.  With
-    `scraps` a taker whose room is less than a stack's next row looks through the others.
+    In the second pass a taker whose room is less than a stack's next row looks through the others.
     """
-    worker = fragments.worker
-    load, target, width, step = loads
-    moved, limits, q_row, o_row, _ = books
+    load, target = loads.load, loads.target
+    home = shards.worker[given[:, 4]]
     pick = [i for i in range(len(given)) if given[i, 3] > given[i, 2]]
-    if near >= 0:
-        pick = [i for i in pick if node[worker[given[i, 4]]] == near]
+    if only >= 0:
+        pick = [i for i in pick if node[home[i]] == only]
     heap = _stacks(given, pick)
 
     gave = np.zeros(len(load), dtype=np.bool_)  # these may have room for less than a row step
-    gave[worker[given[:, 4]]] = True
+    gave[home] = True
     room = [(0.0, 0) for _ in range(0)]
     for taker in range(len(load)):
-        if load[taker] < target[taker] and (near < 0 or node[taker] == near):
+        if load[taker] < target[taker] and (only < 0 or node[taker] == only):
             room.append((load[taker] - target[taker], taker))
     room.sort()
     for negative, taker in room:
-        free = -negative
-        passed = [(0, 0, 0) for _ in range(0)]  # stacks that the limits keep from this taker
-        while len(heap) > 0 and free > 0:
-            top, first, n = heapq.heappop(heap)
-            sample, column, prefix = given[pick[n], 0], given[pick[n], 1], -top
-            fits = _fetch(sample, prefix, taker, gave[taker], fragments, books, 1)
-            idle = fits
-            while fits and n >= first and free > 0:  # one prefix serves all these rows
-                i = pick[n]
-                from_row, to_row, home = given[i, 2], given[i, 3], worker[given[i, 4]]
-                row = from_row
-                full = (pairs_below(to_row) - pairs_below(from_row)) * width > free
-                if full:
-                    row = row_below(pairs_below(to_row) - free / width) + 1
-                by_home = to_row - min(
-                    (limits[0] - moved[0, home]) // q_row, (limits[1] - moved[1, home]) // o_row
-                )
-                by_taker = to_row - min(
-                    (limits[0] - moved[0, taker]) // o_row,
-                    (limits[1] - moved[1, taker]) // q_row,
-                    (limits[2] - moved[2, taker]) // (q_row + o_row),
-                )
-                stuck = by_home > row  # no one can take the rest of this piece
-                fits = by_taker <= max(row, by_home)
-                row = max(row, by_home, by_taker)
-                if row > from_row:
-                    row = -(-row // step) * step
-                if row < to_row:
-                    rows = to_row - row
-                    work = (pairs_below(to_row) - pairs_below(row)) * width
-                    taken.append((sample, column, row, to_row, taker))
-                    given[i, 3] = row
-                    free -= work
-                    load[taker] += work
-                    moved[0, home] += rows * q_row
-                    moved[1, home] += rows * o_row
-                    moved[0, taker] += rows * o_row
-                    moved[1, taker] += rows * q_row
-                    moved[2, taker] += rows * (q_row + o_row)
-                    idle = False
-                if row <= from_row or (stuck and fits):
-                    n -= 1
-                elif full and scraps:
-                    fits = False
-                elif full:
-                    free = 0.0
-            if idle:
-                _fetch(sample, prefix, taker, gave[taker], fragments, books, -1)
-            if n >= first:
-                rest = (-given[pick[n], 3], first, n)
-                if free > 0:
-                    passed.append(rest)
-                else:
-                    heapq.heappush(heap, rest)
-        for stack in passed:
-            heapq.heappush(heap, stack)
+        _fill(
+            taker,
+            -negative,
+            gave[taker],
+            heap,
+            pick,
+            given,
+            taken,
+            shards,
+            loads,
+            budget,
+            second_pass,
+        )
 
 
 @numba.njit(cache=True)
@@ -244,23 +204,124 @@ def _stacks(given: IntArray, pick: list[int]) -> list[tuple[int, int, int]]:
 
 
 @numba.njit(cache=True)
+def _fill(
+    taker: int,
+    room: float,
+    gave: bool,
+    heap: list[tuple[int, int, int]],
+    pick: list[int],
+    given: IntArray,
+    taken: list[tuple[int, int, int, int, int]],
+    shards: SampleShards,
+    loads: Loads,
+    budget: ByteBudget,
+    second_pass: bool,
+) -> None:
+    """One worker takes from the stacks, the highest row first, until it has no room left."""
+    refused = [(0, 0, 0) for _ in range(0)]  # stacks that the limits keep from this taker
+    while len(heap) > 0 and room > 0:
+        top, first, last = heapq.heappop(heap)
+        sample, prefix = given[pick[last], 0], -top
+        if _fetch(sample, prefix, taker, gave, shards, budget, 1):
+            left, room, used = _take(
+                taker, room, first, last, pick, given, taken, shards, loads, budget, second_pass
+            )
+            if not used:
+                _fetch(sample, prefix, taker, gave, shards, budget, -1)
+            last = left
+        if last >= first:
+            rest = (-given[pick[last], 3], first, last)
+            if room > 0:
+                refused.append(rest)
+            else:
+                heapq.heappush(heap, rest)
+    for stack in refused:
+        heapq.heappush(heap, stack)
+
+
+@numba.njit(cache=True)
+def _take(
+    taker: int,
+    room: float,
+    first: int,
+    last: int,
+    pick: list[int],
+    given: IntArray,
+    taken: list[tuple[int, int, int, int, int]],
+    shards: SampleShards,
+    loads: Loads,
+    budget: ByteBudget,
+    second_pass: bool,
+) -> tuple[int, float, bool]:
+    """Take late rows of a stack, whose keys one fetched prefix serves; returns (its last piece now,
+    room left, whether any row was taken).
+    """
+    load, _, width, step = loads
+    moved, limits, q_row, o_row, _ = budget
+    fits, used = True, False
+    while fits and last >= first and room > 0:
+        i = pick[last]
+        from_row, to_row, home = given[i, 2], given[i, 3], shards.worker[given[i, 4]]
+        # Step 1: the first row to take, as room and limits let it.
+        row = from_row
+        full = (pairs_below(to_row) - pairs_below(from_row)) * width > room
+        if full:
+            row = row_below(pairs_below(to_row) - room / width) + 1
+        by_home = to_row - min(
+            (limits[0] - moved[0, home]) // q_row, (limits[1] - moved[1, home]) // o_row
+        )
+        by_taker = to_row - min(
+            (limits[0] - moved[0, taker]) // o_row,
+            (limits[1] - moved[1, taker]) // q_row,
+            (limits[2] - moved[2, taker]) // (q_row + o_row),
+        )
+        stuck = by_home > row  # no one can take the rest of this piece
+        fits = by_taker <= max(row, by_home)
+        row = max(row, by_home, by_taker)
+        if row > from_row:
+            row = -(-row // step) * step
+        # Step 2: move rows [row, to_row), and count them.
+        if row < to_row:
+            rows = to_row - row
+            work = (pairs_below(to_row) - pairs_below(row)) * width
+            taken.append((given[i, 0], given[i, 1], row, to_row, taker))
+            given[i, 3] = row
+            room -= work
+            load[taker] += work
+            moved[0, home] += rows * q_row
+            moved[1, home] += rows * o_row
+            moved[0, taker] += rows * o_row
+            moved[1, taker] += rows * q_row
+            moved[2, taker] += rows * (q_row + o_row)
+            used = True
+        # Step 3: go on to the next piece, to another stack, or end.
+        if row <= from_row or (stuck and fits):
+            last -= 1
+        elif full and second_pass:
+            fits = False
+        elif full:
+            room = 0.0
+    return last, room, used
+
+
+@numba.njit(cache=True)
 def _fetch(
     sample: int,
     prefix: int,
     taker: int,
     gave: bool,
-    fragments: Fragments,
-    books: Books,
+    shards: SampleShards,
+    budget: ByteBudget,
     sign: int,
 ) -> bool:
-    """Count K and V of rows [0, prefix) of one column towards the taker: +1 to fetch them where
-    the limits let it, -1 to take that back.  Says whether they fit.
+    """Count K and V of rows [0, prefix) of one column towards the taker: sign +1 to fetch them where
+    the limits let it, -1 to undo that.  Returns whether they fit.
 
-    All is counted as sent by those who hold it: relays are taken only where they let no worker send
-    more than the busiest of these.
+    All rows are counted as sent by their holders: a multicast is used only where it lets no worker
+    send more than the busiest of these.
     """
-    begin, low, high, worker = fragments
-    moved, limits, _, _, kv_row = books
+    begin, low, high, worker = shards
+    moved, limits, _, _, kv_row = budget
     held, own = 0, 0  # rows that the taker has anyway, for rows of its own
     for i in range(begin[sample], begin[sample + 1]):
         if worker[i] == taker and not gave:  # who gave may not need the column itself
@@ -276,7 +337,7 @@ def _fetch(
         arriving += leaving
         if sign > 0 and leaving > 0 and moved[0, worker[i]] + leaving > limits[0]:
             return False
-    # All rows side by side, own ones too, in place of those that lay so for rows of its own.
+    # All rows in one buffer, own ones too, in place of a buffer for rows of its own.
     kept = (prefix - (held if own < held else 0)) * kv_row
     if sign > 0 and moved[1, taker] + arriving > limits[1]:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,9 +12,9 @@ from libra.config import HeadShape, PoolConfig
 from libra.data.lengths import check_count, check_cu_seqlens
 from libra.plan.geometry import Geometry, pool_geometry
 from libra.plan.head_groups import cut_heads
-from libra.plan.limits import keeps_limits
 from libra.plan.place_ulysses import check_ulysses, place_ulysses
 from libra.plan.pool_plan import PoolPlan
+from libra.plan.traffic import keeps_limits
 
 __all__ = ["PoolPlan", "head_shards", "plan_pool"]
 
@@ -51,67 +52,95 @@ def plan_pool(
     cut_heads(heads, shards, config.chunks)  # refuses heads that don't divide, before any work
     bounds = tuple(check_cu_seqlens(cu, tokens=tokens) for cu in cu_seqlens_per_pack)
     relative = None if speeds is None else _relative(speeds, config, len(bounds) * cp_size)
-    length = int(bounds[0][-1]) if tokens is None else tokens
-
-    def blocks_of(block_size: int) -> Geometry:
-        return pool_geometry(
-            bounds,
-            cp_size=cp_size,
-            block_size=block_size,
-            layout=config.shard_layout,
-            tokens=tokens,
-        )
-
-    def plan(geometry: Geometry, assignment: NDArray[np.int32], shards: int = shards) -> PoolPlan:
-        made = PoolPlan(
-            cu_seqlens=bounds,
-            tokens=length,
-            cp_size=cp_size,
-            config=config,
-            heads=heads,
-            cuts=geometry.block_start,
-            shards=shards,
-            assignment=assignment,
-            speeds=relative,
-        )
-        made.__dict__["geometry"] = geometry  # spare the cached property the work
-        return made
-
+    pool = _Pool(
+        cu_seqlens=bounds,
+        tokens=tokens,
+        cp_size=cp_size,
+        config=config,
+        heads=heads,
+        shards=shards,
+        speeds=relative,
+    )
     if config.placement == "ulysses":
-        geometry = blocks_of(length)
-        return plan(geometry, place_ulysses(geometry))
-    # numba costs half a second to import: only where a plan is made
-    from libra.plan.place_paper import place_paper
-    from libra.plan.place_surplus import column_count, place_surplus
-
-    def greedy() -> PoolPlan:
-        geometry = blocks_of(config.block_size)
-        return plan(geometry, place_paper(geometry, heads, shards, config.tolerance))
-
+        geometry = pool.geometry()
+        return pool.plan(geometry, place_ulysses(geometry), shards)
     if config.placement == "paper":
-        return greedy()
-    columns = column_count(heads, shards, config.chunks)
-    geometry = blocks_of(length)
-
-    def surplus(node_local_first: bool) -> PoolPlan:
-        placed = place_surplus(geometry, heads, columns, config, node_local_first, relative)
-        return plan(*placed, shards=columns)
-
-    best = surplus(node_local_first=True)
-    if best.imbalance <= config.tolerance:
-        return best
-    # Too few rows to cut finer.  Near workers first leave scraps of room; whole tiles may fit.
-    best = min(best, surplus(node_local_first=False), key=lambda made: made.imbalance)
-    if relative is None:
-        whole = greedy()
-        if whole.imbalance < best.imbalance and keeps_limits(whole, best):
-            return whole
-    return best
+        return _plan_paper(pool)
+    return _plan_surplus(pool)
 
 
 def head_shards(config: PoolConfig, cp_size: int) -> int:
     """H in force: Ulysses always has one shard a CP rank."""
     return cp_size if config.placement == "ulysses" else config.head_shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Pool:
+    """The checked arguments of a plan."""
+
+    cu_seqlens: tuple[NDArray[np.int64], ...]
+    tokens: int | None
+    cp_size: int
+    config: PoolConfig
+    heads: HeadShape
+    shards: int
+    speeds: NDArray[np.int64] | None
+
+    def geometry(self, block_size: int | None = None) -> Geometry:
+        """The pool in blocks of at most `block_size` tokens; None cuts only between workers."""
+        return pool_geometry(
+            self.cu_seqlens,
+            cp_size=self.cp_size,
+            block_size=block_size,
+            layout=self.config.shard_layout,
+            tokens=self.tokens,
+        )
+
+    def plan(self, geometry: Geometry, assignment: NDArray[np.int32], shards: int) -> PoolPlan:
+        """The plan of an assignment of tiles."""
+        return PoolPlan(
+            cu_seqlens=self.cu_seqlens,
+            geometry=geometry,
+            config=self.config,
+            heads=self.heads,
+            shards=shards,
+            assignment=assignment,
+            speeds=self.speeds,
+        )
+
+
+def _plan_paper(pool: _Pool) -> PoolPlan:
+    from libra.plan.place_paper import place_paper  # imports numba, which takes half a second
+
+    geometry = pool.geometry(pool.config.block_size)
+    assignment = place_paper(geometry, pool.heads, pool.shards, pool.config.tolerance)
+    return pool.plan(geometry, assignment, pool.shards)
+
+
+def _plan_surplus(pool: _Pool) -> PoolPlan:
+    from libra.plan.place_surplus import column_count, place_surplus  # imports numba
+
+    config, heads = pool.config, pool.heads
+    columns = column_count(heads, pool.shards, config.chunks)
+    uncut = pool.geometry()
+
+    def placed(node_local_first: bool) -> PoolPlan:
+        geometry, assignment = place_surplus(
+            uncut, heads, columns, config, node_local_first, pool.speeds
+        )
+        return pool.plan(geometry, assignment, columns)
+
+    best = placed(node_local_first=True)
+    if best.imbalance <= config.tolerance:
+        return best
+    # Too few rows to cut finer.  Workers of a node first may leave room in small parts, which the
+    # other order, or whole tiles, can use.
+    best = min(best, placed(node_local_first=False), key=lambda plan: plan.imbalance)
+    if pool.speeds is None:
+        whole_tiles = _plan_paper(pool)
+        if whole_tiles.imbalance < best.imbalance and keeps_limits(whole_tiles, best):
+            return whole_tiles
+    return best
 
 
 def _relative(speeds: ArrayLike, config: PoolConfig, workers: int) -> NDArray[np.int64]:
@@ -133,6 +162,6 @@ def _relative(speeds: ArrayLike, config: PoolConfig, workers: int) -> NDArray[np
     wrong = np.flatnonzero(~(np.isfinite(given) & (given > 0)))
     if len(wrong):
         raise ValueError(f"speeds[{wrong[0]}] is {given[wrong[0]]}; it must be finite and > 0")
-    given = given / given.max()  # whose mean can't overflow
+    given = given / given.max()  # so that their mean can't overflow
     relative: NDArray[np.int64] = np.rint(1000 * given / given.mean()).astype(np.int64)
     return np.maximum(relative, 1)

@@ -1,10 +1,22 @@
-"""PoolPlan: everything both halves need to know about one pool's attention, and its wire form."""
+"""PoolPlan: everything that a pool's workers need to know about its attention, and the flat buffer
+in which a plan travels.
+
+    cu_seqlens, assignment  -->  geometry      where samples and blocks lie
+                            -->  kv_fetches    K and V rows that each worker needs
+                            -->  kv_transfers  runs of rows that bring them
+                            -->  moved_rows    rows of every kind, chunk and pair of workers
+
+Only the lengths, cuts, assignment and speeds travel; each worker derives the rest.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,29 +32,29 @@ from libra.plan.kv_fetch import (
     kv_transfers,
     pool_kv_fetches,
 )
-from libra.plan.kv_multicast import relieves, sent_rows, with_multicast
-from libra.plan.wire import fingerprint, pack, unpack
+from libra.plan.kv_multicast import multicast_runs, relieves
 
 IntArray = NDArray[np.int64]
+
+_MAGIC: Final = int.from_bytes(b"LIBRAPLN", "little")
+_VERSION: Final = 3
+_CHECKSUM_BYTES: Final = 8
 
 
 @dataclass(frozen=True, eq=False)
 class PoolPlan:
-    """Which worker computes which tile of a pool, and what must travel for it.
+    """Which worker computes which tile of a pool, and what travels for it.
 
-    Tile ID = block * H + shard, blocks counted through the pool: (pack * blocks + block) * H +
-    shard.
+    Tile ID = block * H + head shard, with blocks counted through the pool: (pack * blocks + block) *
+    H + shard.
     """
 
     cu_seqlens: tuple[IntArray, ...]
     """Sample bounds of each pack, zero-length samples dropped."""
-    tokens: int
-    """L, padding included."""
-    cp_size: int
+    geometry: Geometry
+    """Samples, fragments and blocks of the pool."""
     config: PoolConfig
     heads: HeadShape
-    cuts: IntArray
-    """Pool position at which each block starts."""
     shards: int
     """Head shards of a block, H in force."""
     assignment: NDArray[np.int32]
@@ -50,17 +62,25 @@ class PoolPlan:
     speeds: IntArray | None = None
     """Speed of each worker in thousandths of their mean, [workers]; None where all are equal."""
 
-    @cached_property
-    def geometry(self) -> Geometry:
-        """Samples, fragments and blocks of the pool."""
-        unblocked = pool_geometry(
-            self.cu_seqlens,
-            cp_size=self.cp_size,
-            block_size=self.tokens,
-            layout=self.config.shard_layout,
-            tokens=self.tokens,
-        )
-        return with_cuts(unblocked, self.cuts)
+    @property
+    def tokens(self) -> int:
+        """L, padding included."""
+        return self.geometry.tokens
+
+    @property
+    def cp_size(self) -> int:
+        """Workers that share a pack."""
+        return self.geometry.cp_size
+
+    @property
+    def workers(self) -> int:
+        """W = P * CP."""
+        return self.geometry.workers
+
+    @property
+    def cuts(self) -> IntArray:
+        """Pool position at which each block starts."""
+        return self.geometry.block_start
 
     @cached_property
     def head_groups(self) -> HeadGroups:
@@ -69,7 +89,7 @@ class PoolPlan:
 
     @cached_property
     def kv_fetches(self) -> KVFetches:
-        """K and V rows that each worker needs."""
+        """K and V rows that each worker needs; `paper` fetches complete samples."""
         whole = self.config.placement == "paper"
         return pool_kv_fetches(
             self.geometry, self.assignment, self.head_groups, complete_groups=whole
@@ -77,41 +97,50 @@ class PoolPlan:
 
     @cached_property
     def kv_transfers(self) -> KVTransfers:
-        """Runs of K and V rows that needs are assembled from.
-
-        `surplus` has relays pass them on where that relieves the busiest sender.
+        """Runs of rows that bring the KV fetches; `surplus` sends them by multicast where that
+        relieves the busiest sender.
         """
         direct = kv_transfers(self.geometry, self.kv_fetches)
         if self.config.placement != "surplus":
             return direct
         per_node = self.config.ranks_per_node
-        relayed = with_multicast(direct, self.kv_fetches, workers=self.workers, per_node=per_node)
-        if relayed is direct:
+        multicast = multicast_runs(direct, self.kv_fetches, workers=self.workers, per_node=per_node)
+        if multicast is direct:
             return direct
-        node = np.arange(self.workers) // per_node
-        rest = self._query_traffic.sum(axis=0)
-        sent = np.stack([(rest * (node[:, None] != node)).sum(axis=1), rest.sum(axis=1)])
         before, after = (
-            sent + self._kv_row * sent_rows(moves, self.workers, per_node)
-            for moves in (direct, relayed)
+            self._traffic(self._moved_rows(runs)).sum(axis=0) for runs in (direct, multicast)
         )
-        return relayed if relieves(before, after) else direct
+        return multicast if relieves(before, after, per_node) else direct
 
     @cached_property
     def kv_buffer_rows(self) -> KVBufferRows:
         """Where K and V lie at the workers that fetch them."""
         return kv_buffer_rows(self.kv_transfers, self.kv_fetches, self.workers)
 
-    @property
-    def workers(self) -> int:
-        """W = P * CP."""
-        return len(self.cu_seqlens) * self.cp_size
+    @cached_property
+    def moved_rows(self) -> IntArray:
+        """Rows of head groups from worker i to worker j, int64 [3, chunks, workers, workers]: Q from
+        its home, K and V from their holders, K and V that are passed on.
+
+        Everything that is counted in bytes follows from this table: O, and gradients in backward,
+        travel the same rows back.
+        """
+        return self._moved_rows(self.kv_transfers)
+
+    def _moved_rows(self, runs: KVTransfers) -> IntArray:
+        workers, chunks = self.workers, self.head_groups.chunks
+        home = np.repeat(self.geometry.block_worker, self.shards)
+        rows = np.repeat(self.geometry.block_stop - self.geometry.block_start, self.shards)
+        away = np.flatnonzero(home != self.assignment)
+        q = np.zeros((workers, workers), dtype=np.int64)  # every chunk moves the same rows of Q
+        np.add.at(q, (home[away], self.assignment[away]), rows[away] * self.head_groups.per_chunk)
+        per_chunk = np.broadcast_to(q, (1, chunks, workers, workers))
+        return np.concatenate([per_chunk, runs.rows(workers, chunks)])
 
     @cached_property
     def load(self) -> IntArray:
         """Causal query-key pairs times heads of each worker, int64 [workers]."""
-        shards = self.head_groups.shards
-        cost = np.repeat(self.geometry.block_pairs * (self.heads.q // shards), shards)
+        cost = np.repeat(self.geometry.block_pairs * (self.heads.q // self.shards), self.shards)
         load = np.zeros(self.workers, dtype=np.int64)
         np.add.at(load, self.assignment, cost)
         return load
@@ -136,32 +165,17 @@ class PoolPlan:
         """Forward bytes from worker i to worker j: int64 [3, workers, workers] for Q, K with V, and
         O.
         """
-        q, o = self._query_traffic
-        return np.stack([q, self._kv_traffic(self.kv_transfers), o])
+        return self._traffic(self.moved_rows)
 
-    @cached_property
-    def _query_traffic(self) -> IntArray:
-        """Forward bytes of Q and O, [2, workers, workers]."""
+    def _traffic(self, moved_rows: IntArray) -> IntArray:
         heads, head_groups = self.heads, self.head_groups
-        traffic = np.zeros((2, self.workers, self.workers), dtype=np.int64)
-        home = np.repeat(self.geometry.block_worker, head_groups.shards)
-        rows = np.repeat(self.geometry.block_stop - self.geometry.block_start, head_groups.shards)
-        away = home != self.assignment
-        elements = rows[away] * (heads.q // head_groups.shards) * heads.bytes
-        np.add.at(traffic[0], (home[away], self.assignment[away]), elements * heads.dim)
-        np.add.at(traffic[1], (self.assignment[away], home[away]), elements * heads.value_dim)
-        return traffic
-
-    def _kv_traffic(self, moves: KVTransfers) -> IntArray:
-        """Bytes of K and V from worker i to worker j, both hops, [workers, workers]."""
-        rows: IntArray = moves.rows(self.workers, self.head_groups.chunks).sum(axis=(0, 1))
-        return rows * self._kv_row
-
-    @property
-    def _kv_row(self) -> int:
-        """Bytes of K and V of one row of a kv head_group."""
-        return (
-            self.head_groups.kv_heads * (self.heads.dim + self.heads.value_dim) * self.heads.bytes
+        q, kv, passed_on = moved_rows.sum(axis=1)
+        return np.stack(
+            [
+                q * heads.q_bytes(head_groups.heads),
+                (kv + passed_on) * heads.kv_bytes(head_groups.kv_heads),
+                q.T * heads.o_bytes(head_groups.heads),
+            ]
         )
 
     @property
@@ -197,7 +211,7 @@ class PoolPlan:
         settings = _settings(self.config, self.heads)
         header = np.array([settings, self.tokens, self.cp_size, self.shards], dtype=np.int64)
         speeds = np.empty(0, dtype=np.int64) if self.speeds is None else self.speeds
-        return pack([header, self.assignment, self.cuts, speeds, *self.cu_seqlens])
+        return _pack([header, self.assignment, self.cuts, speeds, *self.cu_seqlens])
 
     @staticmethod
     def from_buffer(buffer: NDArray[np.uint8], config: PoolConfig, heads: HeadShape) -> PoolPlan:
@@ -206,25 +220,71 @@ class PoolPlan:
         Raises ValueError for a foreign, truncated or damaged buffer, another version, or other
         settings than given.
         """
-        header, assignment, cuts, speeds, *bounds = unpack(buffer)
+        header, assignment, cuts, speeds, *bounds = _unpack(buffer)
         settings, tokens, cp_size, shards = header.tolist()
         if settings != _settings(config, heads):
             raise ValueError(
                 f"the plan was made for another configuration or head shape than {config}, {heads}"
             )
+        geometry = pool_geometry(bounds, cp_size=cp_size, layout=config.shard_layout, tokens=tokens)
         return PoolPlan(
             cu_seqlens=tuple(bounds),
-            tokens=tokens,
-            cp_size=cp_size,
+            geometry=with_cuts(geometry, cuts),
             config=config,
             heads=heads,
-            cuts=cuts,
             shards=shards,
             assignment=assignment,
             speeds=speeds if len(speeds) else None,
         )
 
 
+def fingerprint(data: bytes) -> int:
+    """63-bit hash."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
+
+
 def _settings(config: PoolConfig, heads: HeadShape) -> int:
     """Fingerprint of all settings that shape a plan or its execution."""
     return fingerprint(repr((dataclasses.astuple(config), dataclasses.astuple(heads))).encode())
+
+
+def _pack(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
+    """One buffer, uint8, of int32 and int64 arrays; all words are little-endian int64.
+
+    magic | version | arrays | item size and length of each | the arrays, one after the other |
+    checksum
+    """
+    header = [_MAGIC, _VERSION, len(arrays)]
+    for array in arrays:
+        header += [array.itemsize, array.size]
+    body = np.array(header, dtype="<i8").tobytes()
+    body += b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+    return np.frombuffer(body + _checksum(body), dtype=np.uint8)
+
+
+def _unpack(buffer: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    """The arrays of a buffer made by `_pack`; nothing is unpickled.  Raises ValueError for any other
+    buffer.
+    """
+    data = np.ascontiguousarray(buffer).tobytes()
+    body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    if len(body) < 24:
+        raise ValueError(f"a plan buffer of {len(data)} bytes is truncated")
+    magic, version, count = np.frombuffer(body, "<i8", 3).tolist()
+    if magic != _MAGIC:
+        raise ValueError("the buffer is not a Libra plan: its first bytes are foreign")
+    if version != _VERSION:
+        raise ValueError(f"plan buffer version {version}; this build reads version {_VERSION}")
+    if checksum != _checksum(body):
+        raise ValueError("the plan buffer is truncated or damaged: its checksum differs")
+    shapes = np.frombuffer(body, "<i8", 2 * count, 24).reshape(count, 2).tolist()
+    at, arrays = 24 + 16 * count, []
+    for item_size, length in shapes:
+        data_type = np.int32 if item_size == 4 else np.int64
+        arrays.append(np.frombuffer(body, data_type, length, at))
+        at += item_size * length
+    return arrays
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_CHECKSUM_BYTES).digest()

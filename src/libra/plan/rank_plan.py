@@ -13,6 +13,7 @@ from libra.plan.all_to_all import AllToAll, KVBuffer, kv_all_to_alls, q_all_to_a
 from libra.plan.attention_calls import AttentionCall, worker_calls
 from libra.plan.geometry import spread
 from libra.plan.head_groups import HeadGroups
+from libra.plan.memory import CallMemory, worker_memory
 from libra.plan.pool_plan import PoolPlan
 
 IntArray = NDArray[np.int64]
@@ -39,6 +40,8 @@ class RankPlan:
     kv_done: tuple[int, ...]
     """Last chunk that reads each kv buffer, on any worker: its gradients return after it."""
     calls: tuple[AttentionCall, ...]
+    memory: CallMemory[int]
+    """Elements that a layer's calls allocate."""
 
     @property
     def lse_size(self) -> int:
@@ -66,4 +69,5 @@ def make_rank_plan(plan: PoolPlan, worker: int) -> RankPlan:
         kv_buffers=keys.kv_buffers,
         kv_done=plan.head_groups.kv_done,
         calls=worker_calls(plan, worker),
+        memory=worker_memory(plan, worker),
     )

@@ -1,45 +1,51 @@
-"""What every worker of a pool computes, moves and holds, chunk by chunk, forward and backward.
+"""Counts of a whole pool: pairs that its workers compute, bytes that they move and hold, and the
+limits on them.
 
-Counted for all workers at once from the plan.  Routes, which the run time executes, give the same
-figures worker by worker; so does a real exchange.
+All bytes are views of one table of rows, `PoolPlan.moved_rows`.  The rank plans that the runtime
+executes give the same figures worker by worker; so does a real exchange.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from libra.config import HeadShape, PoolConfig
 from libra.plan.attention_calls import LOCAL, PoolSegments, pool_segments
-from libra.plan.plan_pool import PoolPlan
+from libra.plan.pool_plan import PoolPlan
 
 IntArray = NDArray[np.int64]
+
+_NO_LIMIT: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolTraffic:
-    """Counts of one layer's attention; int64, to read only, bytes as they lie in the tensors."""
+    """Counts of one layer's attention; int64, read-only, bytes as they lie in the tensors."""
 
     local_pairs: IntArray
-    """Query-key pairs times heads that wait for nothing, [workers]."""
+    """Query-key pairs times heads that wait for no transfer, [workers]."""
     pairs: IntArray
     """Query-key pairs times heads of each chunk, [workers, chunks]."""
     dispatched: IntArray
     """Forward: bytes of Q, K and V from worker i, who holds them, to worker j, [chunks, workers,
     workers].
     """
-    relayed: IntArray
+    passed_on: IntArray
     """Forward: bytes of K and V that worker i passes on to worker j, the same shape."""
     returned: IntArray
-    """Forward: bytes of O from worker i to worker j, [chunks, workers, workers]."""
+    """Forward: bytes of O from worker i to worker j, the same shape."""
     backward_dispatched: IntArray
     """Backward: bytes of dO, and of Q, K and V where they are fetched again, the same shape."""
-    backward_relayed: IntArray
+    backward_passed_on: IntArray
     """Backward: bytes of K and V that are passed on where they are fetched again."""
     backward_collected: IntArray
-    """Backward: bytes of dK and dV from worker i to relay j, in the chunk after which they return,
-    before its return.
+    """Backward: bytes of dK and dV from worker i to worker j, which passed the rows on, in the chunk
+    after which they return, before its return.
     """
     backward_returned: IntArray
     """Backward: bytes of dQ, and of dK and dV to those who hold the rows, in the same chunk."""
@@ -47,11 +53,11 @@ class PoolTraffic:
     """Bytes that hold other workers' Q, [workers]."""
     fetched_kv: IntArray
     """Bytes that hold K and V of samples that lie elsewhere in part or whole, [workers]."""
-    remote_o: IntArray
+    peer_out: IntArray
     """Bytes that hold outputs computed for other workers, [workers]."""
     segments: IntArray
-    """Kernel segments over all launches of one pass, [workers]."""
-    launches: IntArray
+    """Kernel segments over all calls of one pass, [workers]."""
+    calls: IntArray
     """Kernel calls of one pass, [workers]."""
 
     @property
@@ -59,95 +65,121 @@ class PoolTraffic:
         """Bytes a worker holds beyond its own q, k, v and out while a layer runs forward,
         [workers].
 
-        What is under way comes on top: see `libra.plan.memory`.
+        Rows under way come on top: see `libra.plan.memory`.
         """
-        return self.fetched_q + self.fetched_kv + self.remote_o
+        return self.fetched_q + self.fetched_kv + self.peer_out
 
 
-def pool_traffic(plan: PoolPlan, work: PoolSegments | None = None) -> PoolTraffic:
-    """Count a plan; `work` spares making its `pool_segments` again."""
-    workers, head_groups, heads = plan.workers, plan.head_groups, plan.heads
-    work = pool_segments(plan) if work is None else work
-    q_row = head_groups.heads * heads.dim * heads.bytes
-    kv_row = head_groups.kv_heads * (heads.dim + heads.value_dim) * heads.bytes
-    o_row = head_groups.heads * heads.value_dim * heads.bytes
+def pool_traffic(plan: PoolPlan, segments: PoolSegments | None = None) -> PoolTraffic:
+    """Count a plan; `segments` spares making its `pool_segments` again."""
+    head_groups, heads = plan.head_groups, plan.heads
+    segments = pool_segments(plan) if segments is None else segments
+    q_row, o_row = heads.q_bytes(head_groups.heads), heads.o_bytes(head_groups.heads)
+    q, kv, passed_on = plan.moved_rows
+    kv, passed_on = (rows * heads.kv_bytes(head_groups.kv_heads) for rows in (kv, passed_on))
+    back = q.transpose(0, 2, 1)
 
-    q_rows = moved_q_rows(plan)  # of one chunk; all chunks move alike
-    from_holders, from_relays = plan.kv_transfers.rows(workers, head_groups.chunks) * kv_row
-    received = q_rows.sum(axis=0) * head_groups.chunks
-    dispatched = from_holders + q_rows * q_row
-    back_dispatched = np.broadcast_to(q_rows * o_row, dispatched.shape)
+    dispatched, backward_dispatched = q * q_row + kv, q * o_row
     if plan.config.backward == "refetch":
-        back_dispatched = back_dispatched + dispatched
-    back_collected, back_returned = np.zeros_like(dispatched), np.empty_like(dispatched)
-    back_returned[:] = q_rows.T * q_row
+        backward_dispatched = backward_dispatched + dispatched
+    # dK and dV return after the last chunk that reads their buffer, first to who passed rows on.
+    backward_collected, backward_returned = np.zeros_like(kv), back * q_row
     for buffer, chunk in enumerate(head_groups.kv_done):
-        back_collected[chunk] += from_relays[buffer].T
-        back_returned[chunk] += from_holders[buffer].T
+        backward_collected[chunk] += passed_on[buffer].T
+        backward_returned[chunk] += kv[buffer].T
 
-    flat = np.zeros(workers * (head_groups.chunks + 1), dtype=np.int64)
-    np.add.at(flat, work.worker * (head_groups.chunks + 1) + work.chunk - LOCAL, work.pairs)
-    pairs = flat.reshape(workers, head_groups.chunks + 1)
+    # Local pairs in column 0, those of chunk c in column c + 1.
+    pairs = np.zeros((plan.workers, head_groups.chunks + 1), dtype=np.int64)
+    np.add.at(pairs, (segments.worker, segments.chunk - LOCAL), segments.pairs)
+    fetched_q, fetched_kv, peer_out = _held_for_others(plan)
     return PoolTraffic(
         local_pairs=pairs[:, 0].copy(),
         pairs=pairs[:, 1:].copy(),
         dispatched=dispatched,
-        relayed=from_relays,
-        returned=np.broadcast_to(q_rows.T * o_row, dispatched.shape),
-        backward_dispatched=back_dispatched,
-        backward_relayed=from_relays * (plan.config.backward == "refetch"),
-        backward_collected=back_collected,
-        backward_returned=back_returned,
-        fetched_q=received * q_row,
-        fetched_kv=fetched_kv_rows(plan).sum(axis=0) * kv_row,
-        remote_o=received * o_row,
-        segments=np.bincount(work.worker, minlength=workers),
-        launches=_launches(work, plan),
+        passed_on=passed_on,
+        returned=back * o_row,
+        backward_dispatched=backward_dispatched,
+        backward_passed_on=passed_on * (plan.config.backward == "refetch"),
+        backward_collected=backward_collected,
+        backward_returned=backward_returned,
+        fetched_q=fetched_q,
+        fetched_kv=fetched_kv,
+        peer_out=peer_out,
+        segments=np.bincount(segments.worker, minlength=plan.workers),
+        calls=_count_calls(segments, plan),
     )
 
 
-def held_for_others(plan: PoolPlan) -> IntArray:
-    """`PoolTraffic.extra_memory` without the rest of a traffic, int64 [workers]."""
-    kv_row = plan.head_groups.kv_heads * (plan.heads.dim + plan.heads.value_dim) * plan.heads.bytes
-    queries, _, outputs = plan.traffic
-    keys = fetched_kv_rows(plan).sum(axis=0) * kv_row
-    return np.asarray(queries.sum(axis=0) + keys + outputs.sum(axis=1))
-
-
-def moved_q_rows(plan: PoolPlan) -> IntArray:
-    """Lane rows of Q that worker i sends to worker j in one chunk, [workers, workers]."""
-    geometry, head_groups = plan.geometry, plan.head_groups
-    home = np.repeat(geometry.block_worker, head_groups.shards)
-    rows = np.repeat(geometry.block_stop - geometry.block_start, head_groups.shards)
-    away = np.flatnonzero(home != plan.assignment)
-    sent = np.zeros(plan.workers**2, dtype=np.int64)
-    np.add.at(
-        sent, home[away] * plan.workers + plan.assignment[away], rows[away] * head_groups.per_chunk
-    )
-    return sent.reshape(plan.workers, plan.workers)
-
-
-def fetched_kv_rows(plan: PoolPlan) -> IntArray:
-    """kv head_group rows in each kv buffer of each worker, [chunks, workers]: all rows of its needs, own
-    ones included, unless they lie side by side with it anyway.
+def kv_buffer_sizes(plan: PoolPlan) -> IntArray:
+    """Rows of each kv buffer of each worker, int64 [chunks, workers]: all rows of its fetches, own
+    ones included, unless the worker holds them all in one run.
     """
-    needs, fetched = plan.kv_fetches, np.flatnonzero(~plan.kv_fetches.resident)
+    fetches, fetched = plan.kv_fetches, np.flatnonzero(~plan.kv_fetches.resident)
     rows = np.zeros((plan.head_groups.chunks, plan.workers), dtype=np.int64)
-    np.add.at(rows, (needs.chunk[fetched], needs.worker[fetched]), needs.length[fetched])
+    np.add.at(rows, (fetches.chunk[fetched], fetches.worker[fetched]), fetches.length[fetched])
     return rows
 
 
-def _launches(work: PoolSegments, plan: PoolPlan) -> IntArray:
+def extra_memory(plan: PoolPlan) -> IntArray:
+    """`PoolTraffic.extra_memory` without the other counts, int64 [workers]."""
+    return np.asarray(_held_for_others(plan).sum(axis=0))
+
+
+def _held_for_others(plan: PoolPlan) -> IntArray:
+    """Bytes that hold fetched Q, fetched K and V, and outputs computed for others, int64 [3,
+    workers].
+    """
+    q, _, o = plan.traffic
+    kv_row = plan.heads.kv_bytes(plan.head_groups.kv_heads)
+    kv = kv_buffer_sizes(plan).sum(axis=0) * kv_row
+    return np.stack([q.sum(axis=0), kv, o.sum(axis=1)])
+
+
+def _count_calls(segments: PoolSegments, plan: PoolPlan) -> IntArray:
     """Kernel calls of each worker: its segments of equal buffers and head width are one."""
     buffers, heads = plan.head_groups.chunks + 1, plan.heads
-    key = work.worker
-    for values, most in (
-        (work.chunk - LOCAL, buffers),
-        (work.q_buffer - LOCAL, buffers),
-        (work.kv_buffer - LOCAL, buffers),
-        (work.heads, heads.q + 1),
-        (work.kv_heads, heads.kv + 1),
-    ):
-        key = key * most + values
-    calls = np.unique(key) // (buffers**3 * (heads.q + 1) * (heads.kv + 1))
-    return np.bincount(calls, minlength=plan.workers)
+    shape = (plan.workers, buffers, buffers, buffers, heads.q + 1, heads.kv + 1)
+    key = np.ravel_multi_index(
+        (
+            segments.worker,
+            segments.chunk - LOCAL,
+            segments.q_buffer - LOCAL,
+            segments.kv_buffer - LOCAL,
+            segments.heads,
+            segments.kv_heads,
+        ),
+        shape,
+    )
+    worker = np.unravel_index(np.unique(key), shape)[0]
+    return np.bincount(worker, minlength=plan.workers)
+
+
+def byte_limits(config: PoolConfig, heads: HeadShape, rows: int) -> IntArray:
+    """Most bytes that a worker sends, receives and holds for work that is computed away from home,
+    int64 [3].
+
+    The unit is what every worker has anyway, the bytes of q, k, v and out of its `rows` rows.  K and
+    V that a worker needs for rows of its own are not counted: no placement spares it those.  The
+    backward pass sends what the forward pass received, gradient for tensor, so one limit for both
+    directions holds for both passes (`refetch` moves the forward's bytes once more).
+    """
+    own = rows * heads.token_bytes
+    traffic, memory = (
+        _NO_LIMIT if math.isinf(factor) else min(_NO_LIMIT, int(factor * own))
+        for factor in (config.traffic_limit, config.memory_limit)
+    )
+    return np.array([traffic, traffic, memory], dtype=np.int64)
+
+
+def keeps_limits(plan: PoolPlan, other: PoolPlan) -> bool:
+    """Whether no worker of `plan` sends, receives or holds more than a limit allows, or than the
+    busiest worker of another plan of the pool, which keeps the limits.
+    """
+    limits = byte_limits(plan.config, plan.heads, int(plan.geometry.rows.max()))
+    return bool((_busiest(plan) <= np.maximum(limits, _busiest(other))).all())
+
+
+def _busiest(plan: PoolPlan) -> IntArray:
+    """Bytes that the busiest worker sends, receives and holds, int64 [3]."""
+    moved = plan.traffic.sum(axis=0)
+    return np.array([moved.sum(axis=1).max(), moved.sum(axis=0).max(), extra_memory(plan).max()])

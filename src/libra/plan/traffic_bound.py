@@ -54,8 +54,8 @@ def traffic_bound(plan: PoolPlan) -> int:
         for worker, load in enumerate(plan.home_load.tolist())
         if load > ceiling
     )
-    row_bytes = (heads.dim + heads.value_dim) * heads.bytes  # K and V of a row, Q and O of one
-    return int(max(joint, queries * heads.q + keys) * row_bytes)
+    # A row of one head is as wide in K with V as in Q with O.
+    return int(max(joint, queries * heads.q + keys) * heads.kv_bytes(1))
 
 
 def _latest_rows(plan: PoolPlan, worker: int, surplus: float) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from libra.plan.wire import fingerprint
+from libra.plan.pool_plan import fingerprint
 from libra.runtime.failure import finish
 from libra.runtime.torch_private import default_store
 

@@ -20,7 +20,7 @@ from libra.config import HeadShape
 from libra.plan.all_to_all import AllToAll, KVBuffer
 from libra.plan.attention_calls import LOCAL
 from libra.plan.head_groups import HeadGroups
-from libra.plan.memory import CallMemory, rank_memory
+from libra.plan.memory import CallMemory
 from libra.plan.rank_plan import RankPlan
 from libra.runtime.all_to_all import DeviceAllToAll, upload
 from libra.runtime.kernels.interface import Kernel
@@ -174,7 +174,7 @@ def make_device_plan(
         lse_size=rank_plan.lse_size,
         padding=_index(rank_plan.padding, device),
         refetch=refetch,
-        memory=rank_memory(rank_plan, heads, refetch=refetch),
+        memory=rank_plan.memory,
         multicast_stream=multicast_stream,
         q_starts=_starts([queries.received for queries in rank_plan.q]),
         kv_starts=_starts([kv_buffer.rows for kv_buffer in rank_plan.kv_buffers]),

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from libra.config import HeadShape, PoolConfig
 from libra.plan.plan_pool import PoolPlan, plan_pool
+from libra.plan.pool_plan import fingerprint
 from libra.plan.rank_plan import RankPlan, make_rank_plan
-from libra.plan.wire import fingerprint
 from libra.runtime.consensus import gather, reach_consensus
 from libra.runtime.failure import finish
 from libra.runtime.speed import SpeedMeter, relative_speeds

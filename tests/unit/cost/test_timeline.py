@@ -16,7 +16,7 @@ from libra.cost.kernel_table import Direction
 from libra.cost.timeline import AttendSeconds, Timeline, pool_timeline
 from libra.plan.traffic import PoolTraffic
 
-BACKWARD_WAYS = ("dispatched", "relayed", "collected", "returned")
+BACKWARD_WAYS = ("dispatched", "passed_on", "collected", "returned")
 # Ten bytes a second within a node of two, five between nodes; a second of latency.
 CLUSTER = Cluster(
     name="test",
@@ -38,10 +38,10 @@ def traffic(
     nothing = np.zeros(len(np.asarray(local)), dtype=np.int64)
     arrays = [np.asarray(values, dtype=np.int64) for values in (local, pairs, dispatched, returned)]
     names = ("local_pairs", "pairs", "dispatched", "returned")
-    rest = ("fetched_q", "fetched_kv", "remote_o", "segments", "launches")
+    rest = ("fetched_q", "fetched_kv", "peer_out", "segments", "calls")
     fields: dict[str, Any] = dict(zip(names, arrays, strict=True)) | dict.fromkeys(rest, nothing)
     still = np.zeros_like(fields["dispatched"])
-    others = ("relayed", *(f"backward_{way}" for way in BACKWARD_WAYS))
+    others = ("passed_on", *(f"backward_{way}" for way in BACKWARD_WAYS))
     return PoolTraffic(**fields, **dict.fromkeys(others, still))
 
 
@@ -129,7 +129,7 @@ def test_relays_pass_on_what_has_come_and_the_next_chunk_waits_for_them() -> Non
     still = np.zeros((3, 3), dtype=int)
     counts = dataclasses.replace(
         traffic([0] * 3, [[0, 0]] * 3, [chunk, chunk], [still, still]),
-        relayed=np.array([relayed, still]),
+        passed_on=np.array([relayed, still]),
     )
     line = play(counts)
     assert line.dispatch.start[2].tolist() == [0, 14]

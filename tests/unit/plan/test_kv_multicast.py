@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import libra
 from libra.config import HeadShape, PoolConfig
 from libra.plan.kv_fetch import KVTransfers, kv_transfers
-from libra.plan.kv_multicast import FEWEST_ROWS, with_multicast
+from libra.plan.kv_multicast import FEWEST_ROWS, multicast_runs, relieves
 from libra.plan.plan_pool import PoolPlan, plan_pool
 from tests.pools import SmallPool, small_pools
 
@@ -102,7 +102,7 @@ def test_relays_never_raise_what_the_busiest_worker_sends(pool: SmallPool) -> No
     plan = pool.plan()
     q, kv, o = plan.traffic
     rows = direct(plan).rows(plan.workers, plan.head_groups.chunks).sum(axis=(0, 1))
-    row = plan.head_groups.kv_heads * (plan.heads.dim + plan.heads.value_dim) * plan.heads.bytes
+    row = plan.heads.kv_bytes(plan.head_groups.kv_heads)
     assert (q + kv + o).sum(axis=1).max() <= (q + row * rows + o).sum(axis=1).max()
 
 
@@ -149,14 +149,16 @@ def test_short_runs_have_no_relay() -> None:
     assert same(plan.kv_transfers, direct(plan))
 
 
-def test_relays_that_relieve_no_one_are_not_taken() -> None:
-    plan = spread_pool(4)
-    assert plan.kv_transfers.passed_on.any()
-    heavy = replace(plan)
-    queries = np.zeros((2, 4, 4), dtype=np.int64)
-    queries[0, 1, 0] = 10**9  # worker 1 sends so much Q that K and V are of no account
-    heavy.__dict__["_query_traffic"] = queries
-    assert same(heavy.kv_transfers, direct(plan))
+def test_a_multicast_that_relieves_no_one_is_not_taken() -> None:
+    """Workers 0 and 1 are a node, 2 and 3 another; worker 0 sends most to the other."""
+    direct = np.array([[0, 9, 4, 4], [0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    less, more_in_all, another = direct.copy(), direct.copy(), direct.copy()
+    less[0, 3], less[2, 3] = 0, 4
+    assert relieves(direct, less, per_node=2)
+    more_in_all[0, 3], more_in_all[2, 3] = 0, 18  # worker 2 sends more than any did
+    assert not relieves(direct, more_in_all, per_node=2)
+    another[0, 3], another[2, 1] = 0, 8  # worker 2 sends as much to the other node as 0 did
+    assert not relieves(direct, another, per_node=2)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +178,7 @@ def test_the_heaviest_pack_of_a_real_pool_sends_half_as_much(
     plan = plan_pool(real_pool, cp_size=8, config=PoolConfig(shard_layout=layout), heads=heads)
     check_coverage(plan, plan.kv_transfers)
     assert same(
-        plan.kv_transfers, with_multicast(direct(plan), plan.kv_fetches, workers=64, per_node=8)
+        plan.kv_transfers, multicast_runs(direct(plan), plan.kv_fetches, workers=64, per_node=8)
     )
     before, after = (
         m.rows(plan.workers, plan.head_groups.chunks).sum(axis=(0, 1))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -16,8 +16,7 @@ import libra
 from libra.config import HeadShape, PoolConfig
 from libra.plan import place_surplus as surplus
 from libra.plan import place_surplus_kernels as surplus_kernels
-from libra.plan.limits import own_bytes
-from libra.plan.place_surplus_kernels import Books
+from libra.plan.place_surplus_kernels import ByteBudget
 from libra.plan.plan_pool import PoolPlan, plan_pool
 from libra.plan.traffic import pool_traffic
 from tests.pools import SmallPool, small_pools
@@ -31,7 +30,7 @@ EXACT = 1e-9
 
 def sent_received_held(plan: PoolPlan) -> tuple[float, float, float]:
     """Of the worker with the most, in multiples of a worker's own q, k, v and out."""
-    own = own_bytes(int(plan.geometry.rows.max()), plan.heads)
+    own = int(plan.geometry.rows.max()) * plan.heads.token_bytes
     moved = plan.traffic.sum(axis=0)
     held = pool_traffic(plan).extra_memory
     return moved.sum(axis=1).max() / own, moved.sum(axis=0).max() / own, held.max() / own
@@ -40,7 +39,7 @@ def sent_received_held(plan: PoolPlan) -> tuple[float, float, float]:
 def most_held(home: PoolPlan) -> np.ndarray:
     """Bytes each worker holds for rows of its own where their keys do not lie side by side."""
     needs, heads = home.kv_fetches, home.heads
-    row = home.head_groups.kv_heads * (heads.dim + heads.value_dim) * heads.bytes
+    row = heads.kv_bytes(home.head_groups.kv_heads)
     rows = np.zeros(home.workers, dtype=np.int64)
     np.add.at(rows, needs.worker, np.where(needs.resident, 0, needs.length))
     return rows * row
@@ -69,7 +68,7 @@ def test_no_worker_passes_a_limit_by_more_than_its_own_rows_need(
 ) -> None:
     home = at_home(pool)
     sent, received, _ = sent_received_held(home)
-    own = own_bytes(int(home.geometry.rows.max()), home.heads)
+    own = int(home.geometry.rows.max()) * home.heads.token_bytes
     held = most_held(home).max() / own
     config = pool.config.replace(traffic_limit=traffic, memory_limit=memory)
     plan = plan_pool(
@@ -82,33 +81,34 @@ def test_no_worker_passes_a_limit_by_more_than_its_own_rows_need(
 
 
 @pytest.mark.usefixtures("short_relays")
-@given(pool=small_pools(placements=("surplus",)), ranks_per_node=st.integers(1, 12))
-def test_the_placement_counts_no_byte_too_few(pool: SmallPool, ranks_per_node: int) -> None:
-    """What it reckons with while it places is at least what the plan then moves and holds.
+@given(
+    pool=small_pools(placements=("surplus",)),
+    ranks_per_node=st.integers(1, 12),
+    node_local_first=st.booleans(),
+)
+def test_the_placement_counts_no_byte_too_few(
+    pool: SmallPool, ranks_per_node: int, node_local_first: bool
+) -> None:
+    """The bytes counted while placing are at least those that the plan then moves and holds.
 
-    Relays send what it counts to those who hold the rows, but none more than the busiest of these.
+    A multicast sends from others what is counted for the holders, but from none more than from the
+    busiest holder.
     """
-    kept = {}
-
-    def move_surplus(
-        fragments: Any, latest: Any, columns: int, loads: Any, books: Books, *rest: Any
-    ):
-        pieces = surplus_kernels.move_surplus(fragments, latest, columns, loads, books, *rest)
-        kept["reckoned"] = books.moved
-        return pieces
-
     config = pool.config.replace(ranks_per_node=ranks_per_node)
-    whole_tiles = mock.patch(
-        "libra.plan.plan_pool.keeps_limits", return_value=False
-    )  # never instead
-    with whole_tiles, mock.patch.object(surplus, "move_surplus", move_surplus):
-        plan = plan_pool(
-            pool.packs, cp_size=pool.cp_size, config=config, heads=pool.heads, tokens=pool.tokens
+    with mock.patch("libra.plan.plan_pool.keeps_limits", return_value=False):
+        home = at_home(pool)  # never whole tiles instead
+    columns = surplus.column_count(pool.heads, config.head_shards, config.chunks)
+    with mock.patch.object(
+        surplus, "move_surplus", side_effect=surplus_kernels.move_surplus
+    ) as moves:
+        geometry, assignment = surplus.place_surplus(
+            home.geometry, pool.heads, columns, config, node_local_first
         )
+    plan = replace(home, geometry=geometry, config=config, shards=columns, assignment=assignment)
+    budget: ByteBudget = moves.call_args.args[4]
     moved = plan.traffic.sum(axis=0)
-    home = at_home(pool)
     needed = home.traffic.sum(axis=0)
-    sent, received, held = kept["reckoned"]
+    sent, received, held = budget.moved
     sent = sent + needed.sum(axis=1)
     received = received + needed.sum(axis=0)
     held = held + most_held(home)
@@ -272,5 +272,5 @@ def test_the_memory_limit_holds_where_relays_bring_rows_whatever_the_nodes(
         return plan_pool(bounds, cp_size=cp_size, config=limited, heads=heads)
 
     plan, home = planned(memory), planned(0.0)
-    own = own_bytes(int(plan.geometry.rows.max()), heads)
+    own = int(plan.geometry.rows.max()) * heads.token_bytes
     assert pool_traffic(plan).extra_memory.max() <= memory * own + most_held(home).max()

@@ -18,12 +18,11 @@ from libra.cli.choose_pool import choose_pool
 from libra.config import BackwardMode, HeadShape, PoolConfig
 from libra.cost.timeline import moved_bytes
 from libra.plan.attention_calls import LOCAL, PoolSegments, pool_segments
-from libra.plan.memory import rank_memory
 from libra.plan.plan_pool import PoolPlan, plan_pool
 from libra.plan.rank_plan import make_rank_plan
-from libra.plan.traffic import held_for_others, pool_traffic
+from libra.plan.traffic import extra_memory, pool_traffic
 from tests.pools import SmallPool, small_pools
-from tests.unit.plan.slow_tally import Segment, all_routes, slow_tally, slow_work
+from tests.unit.plan.slow_traffic import Segment, all_rank_plans, slow_segments, slow_traffic
 
 pytestmark = pytest.mark.usefixtures("eager_relays")
 
@@ -42,9 +41,9 @@ def segments(work: PoolSegments) -> Counter[Segment]:
 
 def check(plan: PoolPlan) -> None:
     """Everything that is counted at once is what the rank_plans say."""
-    rank_plans = all_routes(plan)
-    assert segments(pool_segments(plan)) == slow_work(rank_plans)
-    traffic, slow = pool_traffic(plan), slow_tally(plan, rank_plans)
+    rank_plans = all_rank_plans(plan)
+    assert segments(pool_segments(plan)) == slow_segments(rank_plans)
+    traffic, slow = pool_traffic(plan), slow_traffic(plan, rank_plans)
     for field in fields(slow):
         found, wanted = getattr(traffic, field.name), getattr(slow, field.name)
         assert found.dtype == np.int64
@@ -105,7 +104,7 @@ def test_chunks_add_up_to_the_loads_and_the_traffic_of_the_plan(pool: SmallPool)
     plan = pool.plan()
     traffic = pool_traffic(plan)
     assert (traffic.local_pairs + traffic.pairs.sum(axis=1) == plan.load).all()
-    dispatched = (traffic.dispatched + traffic.relayed).sum(axis=0)
+    dispatched = (traffic.dispatched + traffic.passed_on).sum(axis=0)
     assert (dispatched == plan.traffic[0] + plan.traffic[1]).all()
     assert (traffic.returned.sum(axis=0) == plan.traffic[2]).all()
     assert (traffic.returned == traffic.returned[:1]).all()  # every chunk the same share of Q and O
@@ -156,8 +155,8 @@ def test_segments_cover_the_load_and_wait_only_for_chunks_that_exist(pool: Small
 def test_extra_memory_is_that_of_the_routes(pool: SmallPool) -> None:
     plan = pool.plan()
     traffic = pool_traffic(plan)
-    assert held_for_others(plan).tolist() == traffic.extra_memory.tolist()
+    assert extra_memory(plan).tolist() == traffic.extra_memory.tolist()
     for worker in range(plan.workers):
-        memory = rank_memory(make_rank_plan(plan, worker), plan.heads, refetch=False)
-        elements = memory.fetched + memory.outputs
+        memory = make_rank_plan(plan, worker).memory
+        elements = memory.fetched + memory.peer_out
         assert traffic.extra_memory[worker] == elements * plan.heads.bytes

@@ -1,6 +1,4 @@
-"""A pool's counts the slow way: from the rank_plan of each worker, the very thing that the run time
-executes.
-"""
+"""A pool's counts the slow way: from the rank plan of each worker, which the runtime executes."""
 
 from __future__ import annotations
 
@@ -18,68 +16,68 @@ Segment = tuple[int, ...]
 """Worker, chunk, q buffer, kv buffer, q_len, k_len, heads, kv_heads."""
 
 
-def all_routes(plan: PoolPlan) -> list[RankPlan]:
+def all_rank_plans(plan: PoolPlan) -> list[RankPlan]:
     return [make_rank_plan(plan, worker) for worker in range(plan.workers)]
 
 
-def slow_work(rank_plans: list[RankPlan]) -> Counter[Segment]:
-    """Every segment that is launched."""
+def slow_segments(rank_plans: list[RankPlan]) -> Counter[Segment]:
+    """Every segment that is called."""
     return Counter(
         (
             rank_plan.worker,
-            launch.chunk,
-            launch.q_buffer,
-            launch.kv_buffer,
+            call.chunk,
+            call.q_buffer,
+            call.kv_buffer,
             int(q_len),
             int(k_len),
-            launch.heads,
-            launch.kv_heads,
+            call.heads,
+            call.kv_heads,
         )
         for rank_plan in rank_plans
-        for launch in rank_plan.calls
-        for q_len, k_len in zip(launch.q_len, launch.k_len, strict=True)
+        for call in rank_plan.calls
+        for q_len, k_len in zip(call.q_len, call.k_len, strict=True)
     )
 
 
-def slow_tally(plan: PoolPlan, rank_plans: list[RankPlan]) -> PoolTraffic:
-    """What the rank_plans move, compute and hold; the order of the executor's passes, step by step."""
+def slow_traffic(plan: PoolPlan, rank_plans: list[RankPlan]) -> PoolTraffic:
+    """Bytes and pairs that the rank plans move, compute and hold, in the order of the executor's passes."""
     workers, head_groups, heads = plan.workers, plan.head_groups, plan.heads
     q_row = head_groups.heads * heads.dim * heads.bytes
     k_row = head_groups.kv_heads * heads.dim * heads.bytes
     v_row = head_groups.kv_heads * heads.value_dim * heads.bytes
     o_row = head_groups.heads * heads.value_dim * heads.bytes
     moved = np.zeros((7, head_groups.chunks, workers, workers), dtype=np.int64)
-    dispatched, relayed, returned = moved[:3]
-    back_dispatched, back_relayed, back_collected, back_returned = moved[3:]
+    dispatched, passed_on, returned = moved[:3]
+    back_dispatched, back_passed_on, back_collected, back_returned = moved[3:]
     traffic = PoolTraffic(
         local_pairs=np.zeros(workers, dtype=np.int64),
         pairs=np.zeros((workers, head_groups.chunks), dtype=np.int64),
         dispatched=dispatched,
-        relayed=relayed,
+        passed_on=passed_on,
         returned=returned,
         backward_dispatched=back_dispatched,
-        backward_relayed=back_relayed,
+        backward_passed_on=back_passed_on,
         backward_collected=back_collected,
         backward_returned=back_returned,
         fetched_q=np.zeros(workers, dtype=np.int64),
         fetched_kv=np.zeros(workers, dtype=np.int64),
-        remote_o=np.zeros(workers, dtype=np.int64),
+        peer_out=np.zeros(workers, dtype=np.int64),
         segments=np.zeros(workers, dtype=np.int64),
-        launches=np.zeros(workers, dtype=np.int64),
+        calls=np.zeros(workers, dtype=np.int64),
     )
     for rank_plan in rank_plans:
         worker = rank_plan.worker
         for chunk in range(head_groups.chunks):
-            q, kv, assembly = rank_plan.q[chunk], rank_plan.kv[chunk], rank_plan.kv_buffers[chunk]
+            q, kv, kv_buffer = rank_plan.q[chunk], rank_plan.kv[chunk], rank_plan.kv_buffers[chunk]
             fetched = q.send_splits * q_row + kv.send_splits * (k_row + v_row)
             dispatched[chunk, worker] = fetched
-            passed_on = rank_plan.kv_multicast[chunk].send_splits * (k_row + v_row)
-            relayed[chunk, worker] = passed_on
+            multicast = rank_plan.kv_multicast[chunk].send_splits * (k_row + v_row)
+            passed_on[chunk, worker] = multicast
             returned[chunk, worker] = q.recv_splits * o_row  # back the way Q came
             back_dispatched[chunk, worker] = q.send_splits * o_row
             if plan.config.backward == "refetch":
                 back_dispatched[chunk, worker] += fetched
-                back_relayed[chunk, worker] = passed_on
+                back_passed_on[chunk, worker] = multicast
             back_returned[chunk, worker] = q.recv_splits * q_row
             for buffer, done in enumerate(rank_plan.kv_done):
                 if done == chunk:
@@ -88,15 +86,14 @@ def slow_tally(plan: PoolPlan, rank_plans: list[RankPlan]) -> PoolTraffic:
                     partial = rank_plan.kv[buffer].recv_splits
                     back_returned[chunk, worker] += partial * (k_row + v_row)
             traffic.fetched_q[worker] += q.received * q_row
-            traffic.fetched_kv[worker] += assembly.rows * (k_row + v_row)
-            traffic.remote_o[worker] += q.received * o_row
-        for launch in rank_plan.calls:
-            work = launch
-            pairs = int(causal_pairs(work.k_len - work.q_len, work.k_len).sum()) * work.heads
-            if launch.chunk == LOCAL:
+            traffic.fetched_kv[worker] += kv_buffer.rows * (k_row + v_row)
+            traffic.peer_out[worker] += q.received * o_row
+        for call in rank_plan.calls:
+            pairs = int(causal_pairs(call.k_len - call.q_len, call.k_len).sum()) * call.heads
+            if call.chunk == LOCAL:
                 traffic.local_pairs[worker] += pairs
             else:
-                traffic.pairs[worker, launch.chunk] += pairs
-            traffic.segments[worker] += len(work)
-            traffic.launches[worker] += 1
+                traffic.pairs[worker, call.chunk] += pairs
+            traffic.segments[worker] += len(call)
+            traffic.calls[worker] += 1
     return traffic
