@@ -18,20 +18,6 @@ from libra.plan.memory import pool_memory
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.traffic import PoolTraffic, pool_traffic
 
-<<<<<<< HEAD
-=======
-_MOVED: Final = (
-    "dispatched",
-    "passed_on",
-    "returned",
-    "backward_dispatched",
-    "backward_passed_on",
-    "backward_collected",
-    "backward_returned",
-)
-"""Bytes of a `PoolTraffic`, [chunks, workers, workers]."""
-
->>>>>>> 2dc7ced (Count all bytes from one table of rows; a plan holds its geometry, and its wire form and limits lie with what they serve)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolTimelines:

@@ -61,39 +61,9 @@ class _GradOperands(NamedTuple):
     dv: Operand
 
 
-<<<<<<< HEAD
 @dataclass(frozen=True, slots=True, eq=False)
 class Executor:
     """Runs both passes of a device plan, layer after layer."""
-=======
-def forward(
-    device_plan: DevicePlan,
-    group: dist.ProcessGroup,
-    workspace: Workspace,
-    q_TND: Tensor,
-    k_TND: Tensor,
-    v_TNE: Tensor,
-    scale: float,
-    *,
-    save_for_backward: bool,
-) -> ForwardResult:
-    """Attention of this worker's rows, on whichever worker it is computed."""
-    # Allocate: tensors that a backward needs stand alone, all others are cut from the workspace.
-    q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
-    memory, value_dim = device_plan.memory, device_plan.heads.value_dim
-    save_fetched = save_for_backward and not device_plan.refetch
-    elements = memory.forward
-    elements += 0 if save_fetched else memory.fetched
-    elements += 0 if save_for_backward else memory.peer_out
-    (space,) = workspace.open(q_TND.device, (q_TND.dtype, elements))
-    fetched = _allocate(q_TND, space, memory.fetched, saved=save_fetched)
-    peer_out = _allocate(q_TND, space, memory.peer_out, saved=save_for_backward)
-    out_TNE = q_TND.new_empty((q_TND.shape[0], device_plan.heads.q, value_dim))
-    _zero_padding(device_plan, out_TNE)
-    lse = q_TND.new_empty(device_plan.lse_size, dtype=_accumulator(q_TND.dtype))
-    q, k, v = device_plan.operands(q_TND, k_TND, v_TNE, fetched)
-    operands = _Operands(q, k, v, device_plan.q_operand(out_TNE, peer_out, value_dim), lse)
->>>>>>> 2dc7ced (Count all bytes from one table of rows; a plan holds its geometry, and its wire form and limits lie with what they serve)
 
     device_plan: DevicePlan
     group: dist.ProcessGroup
@@ -125,62 +95,10 @@ def forward(
         chunks, idle = range(plan.chunks), plan.idle_forward
         inbound = [exchange.dispatch(chunk, q, k, v) for chunk in chunks]
 
-<<<<<<< HEAD
         # Attend and return, chunk by chunk; returns of idle chunks come before all computation.
         pending = [exchange.post_return(n, operands.out, inbound[n].q) for n in chunks[:idle]]
         _attend(plan, LOCAL, operands, scale)
         for chunk in chunks:
-=======
-def backward(
-    device_plan: DevicePlan,
-    group: dist.ProcessGroup,
-    workspace: Workspace,
-    dout_TNE: Tensor,
-    q_TND: Tensor,
-    k_TND: Tensor,
-    v_TNE: Tensor,
-    scale: float,
-    saved: ForwardResult,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of this worker's q, k and v, in their shapes.
-
-    dK and dV are summed in fp32 (fp64 for fp64): this worker's own part first, then the parts of
-    other workers, chunk by chunk in worker order, so that repeated runs are bit-identical.
-    """
-    # Allocate.
-    q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
-    memory, accum_dtype = device_plan.memory, _accumulator(q_TND.dtype)
-    accum, space = workspace.open(
-        q_TND.device, (accum_dtype, memory.accum_fp32), (q_TND.dtype, memory.backward)
-    )
-    fetched = space.take(memory.fetched) if device_plan.refetch else saved.fetched
-    q, k, v = device_plan.operands(q_TND, k_TND, v_TNE, fetched)
-    out = device_plan.q_operand(saved.out_TNE, saved.peer_out, device_plan.heads.value_dim)
-    operands = _Operands(q, k, v, out, saved.lse)
-    grads = _allocate_grads(device_plan, accum, space, dout_TNE.contiguous(), operands)
-    scratch = CastScratch(*(accum.take(elements) for elements in memory.cast_scratch))
-
-    # Dispatch all chunks at once: dO, and K, V and Q again where they were not saved.
-    exchange = Exchange(device_plan, group, space)
-    chunks, idle = range(device_plan.chunks), device_plan.idle_backward
-    douts, inbound = [], []
-    for chunk in chunks:
-        douts.append(exchange.post_queries(chunk, grads.dout))
-        if device_plan.refetch:
-            inbound.append(exchange.dispatch(chunk, q, k, v))
-    queries = [arriving.q for arriving in inbound] if device_plan.refetch else douts
-
-    # Attend and return, chunk by chunk, as in the forward.
-    returns = _GradReturns(exchange, scratch, grads)
-    for chunk in chunks[:idle]:
-        returns.post(chunk, queries[chunk])
-    _attend_backward(device_plan, LOCAL, operands, grads, scale)
-    for chunk in chunks:
-        if (dout := douts[chunk]) is not None:
-            with stage("wait"):
-                dout.wait()
-        if device_plan.refetch:
->>>>>>> 2dc7ced (Count all bytes from one table of rows; a plan holds its geometry, and its wire form and limits lie with what they serve)
             exchange.complete(chunk, inbound)
             _attend(plan, chunk, operands, scale)
             if chunk >= idle:
