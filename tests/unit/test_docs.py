@@ -130,6 +130,16 @@ def test_names_of_the_package_exist(page: str) -> None:
 
 
 @EVERY_PAGE
+def test_imports_in_blocks_work(page: str) -> None:
+    for text in blocks(page, "python"):
+        for node in ast.walk(ast.parse(text)):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if module.split(".")[0] in ("libra", "benchmarks", "examples", "torch"):
+                for alias in node.names:
+                    resolve(f"{module}.{alias.name}")
+
+
+@EVERY_PAGE
 def test_members_and_arguments_of_public_names_exist(page: str) -> None:
     missing = []
     for name, member in re.findall(rf"\b({PUBLIC})\.(?!py\b)(\w+)", code(page)):

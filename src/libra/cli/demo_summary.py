@@ -108,16 +108,15 @@ def _steps_table(summary: Mapping[str, Any]) -> Table:
 def _totals_table(summary: Mapping[str, Any]) -> Table:
     headings = map(_right, ("baseline", "Libra", "speedup"))
     table = Table("", *headings, title="The run", title_justify="left")
-    speedup = summary["attention_speedup"]
+    speedups = {**summary["attention_speedup"], "step": summary["step_speedup"]}
     for name, key, ratio in (
         ("attention of the slowest rank, s a step", "straggler_attention_seconds", "measured"),
         ("  its CPU time", "attention_cpu_seconds", "cpu"),
+        ("whole step, s", "step_seconds", "step"),
     ):
         times = [f"{summary[key][scheme]:.3f}" for scheme in _SCHEMES]
-        table.add_row(name, *times, f"{speedup[ratio]:.2f}x")
-    table.add_row("  predicted from the plans' loads", "", "", f"{speedup['predicted']:.2f}x")
-    times = [f"{summary['step_seconds'][scheme]:.3f}" for scheme in _SCHEMES]
-    table.add_row("whole step, s", *times, f"{summary['step_speedup']:.2f}x")
+        table.add_row(name, *times, f"{speedups[ratio]:.2f}x")
+    table.add_row("attention predicted by the loads", "", "", f"{speedups['predicted']:.2f}x")
     moved = [sum(summary["forward_bytes_moved"][scheme].values()) / 1e6 for scheme in _SCHEMES]
     table.add_row("forward bytes moved, MB", *(f"{megabytes:.1f}" for megabytes in moved))
     table.add_row("largest loss difference", "", f"{summary['largest_loss_difference']:.1e}")
