@@ -77,6 +77,7 @@ def choose_pool(
             f"--window {window} does not exist: {len(packs)} packs of {tokens} tokens make "
             f"{windows} windows of --global-batch {global_batch}"
         )
+    # VRSP counts the packs of a window from 0; `first` counts them through the corpus.
     first = window * global_batch
     workloads = packs.workloads[first : first + global_batch]
     pools = place_packs(workloads, pool_size)

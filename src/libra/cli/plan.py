@@ -97,6 +97,7 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
     """
     _check(options)
     console = console or table_console(_PIPE_COLUMNS)
+    # Step 1: the cluster; sections of its file take the place of options.
     described = describe(options.cluster)
     tokens, cp, batch, tp = options.tokens, options.cp, options.global_batch, 1
     if (spread := described.parallelism) is not None:
@@ -107,6 +108,7 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
         heads = HeadShape(
             q=options.heads, kv=options.kv_heads, dim=options.head_dim, bytes=options.bytes
         )
+    # Step 2: the pool, its plan and the report.
     chosen = choose_pool(
         load_lengths(options.lengths),
         tokens=tokens,
@@ -125,6 +127,7 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
         heads=heads,
         attention=AttentionTime(cluster=described.cluster, table=table, tp=tp),
     )
+    # Step 3: files first, so that an unwritable one is reported before anything is printed.
     written = _write(options, report, lines)
     print_plan(report, console)
     for what, path in written:

@@ -190,11 +190,13 @@ def report_plan(
 
     Raises ValueError for what `plan_pool` refuses.
     """
+    # Step 1: the plan, and its planning time with compiled code warm.
     make = partial(plan_pool, cp_size=cp_size, heads=heads, tokens=tokens)
     plan = make(chosen.cu_seqlens, config=config)
     planning = timeit.repeat(
         lambda: make(chosen.cu_seqlens, config=config).to_buffer(), repeat=_TIMED_RUNS, number=1
     )
+    # Step 2: the other placements of the same pool.
     placements = [_placement([plan])]
     for placement in ("surplus", "paper"):
         if placement != config.placement:
@@ -212,6 +214,7 @@ def report_plan(
         except ValueError as error:
             refused = str(error)
 
+    # Step 3: modelled seconds of this plan, and of Ulysses, whose packs run next to each other.
     lines, bound = attention.timelines(plan), traffic_bound(plan)
     baseline = [attention.timelines(pack) for pack in ulysses]
     report = PlanReport(

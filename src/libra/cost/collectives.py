@@ -21,6 +21,8 @@ def ring_seconds(whole: float, ranks: int, cluster: Cluster, *, stride: int = 1)
         return 0.0
     members = _members(ranks, cluster, stride)
     bandwidth = cluster.within_node
+    # Over several nodes every member of a node sends over its own port; for example 16 ranks on
+    # nodes of 8 GPUs have 8 ports of 50 GB/s each, 400 GB/s, next to 450 GB/s within the nodes.
     if members < ranks:
         bandwidth = min(bandwidth, members * cluster.between_nodes)
     moved = whole * (ranks - 1) / ranks
@@ -28,10 +30,14 @@ def ring_seconds(whole: float, ranks: int, cluster: Cluster, *, stride: int = 1)
 
 
 def exchange_seconds(held: float, ranks: int, cluster: Cluster, *, stride: int = 1) -> float:
-    """Seconds of an all-to-all in which each of `ranks` ranks sends its `held` bytes evenly to all."""
+    """Seconds of an all-to-all in which each of `ranks` ranks sends its `held` bytes to all ranks,
+    evenly.
+    """
     if ranks == 1:
         return 0.0
     members = _members(ranks, cluster, stride)
+    # Of the `ranks` equal parts of a rank's bytes, one stays, those of its node's other members
+    # travel within the node, and the rest between nodes, both at the same time.
     near = held * (members - 1) / ranks / cluster.within_node
     far = held * (ranks - members) / ranks / cluster.between_nodes
     return max(near, far) / cluster.collective_efficiency + _latency(ranks, members, cluster)
@@ -52,6 +58,7 @@ def _members(ranks: int, cluster: Cluster, stride: int) -> int:
 
 
 def _latency(ranks: int, members: int, cluster: Cluster) -> float:
+    # A tree over the group: the logarithm of its size, rounded up (8 ranks take 3 rounds).
     rounds = (ranks - 1).bit_length()
     inside = members == ranks
     return rounds * (cluster.within_node_latency if inside else cluster.between_nodes_latency)

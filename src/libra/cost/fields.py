@@ -30,6 +30,7 @@ def check_fields(
     most 1.  Fields of other types are left to the dataclass.
     """
     kind = type(described)
+    # bool is a subclass of int: `check_count` and `check_number` refuse it where a number is due.
     for name, hint in get_type_hints(kind).items():
         where, value = f"{kind.__name__}.{name}", getattr(described, name)
         if get_origin(hint) is Literal:

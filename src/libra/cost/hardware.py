@@ -94,6 +94,7 @@ class Cluster:
 
     def with_nodes(self, config: PoolConfig, *, tp: int = 1) -> PoolConfig:
         """`config` with this cluster's nodes, unless its `ranks_per_node` was changed."""
+        # The default of PoolConfig stands for "not given".
         if config.ranks_per_node != PoolConfig().ranks_per_node:
             return config
         return config.replace(ranks_per_node=self.workers_per_node(tp))

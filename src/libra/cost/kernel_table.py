@@ -78,6 +78,7 @@ class KernelTable:
         check_fields(self, zero=("call_seconds",))
         if self.matmul_flops is not None:
             check_number("KernelTable.matmul_flops", self.matmul_flops)
+        # The arrays are copied, so that nobody who holds the originals can change the table.
         for name, kind in (("q_len", np.int64), ("k_per_q", np.float64), ("heads", np.int64)):
             axis = _check_axis(name, getattr(self, name))
             object.__setattr__(self, name, _frozen(axis.astype(kind)))
@@ -92,6 +93,7 @@ class KernelTable:
         """Fraction of the peak that such segments reach; broadcasts.  Raises ValueError."""
         check_choice("direction", direction, DIRECTIONS)
         q, k, h = _check_segments(q_len, k_len, heads)
+        # Rates follow power laws of the shape, so straight lines between logarithms fit them.
         logarithms = _interpolate(
             (np.log(self.q_len), np.log(self.k_per_q), np.log(self.heads)),
             np.log(self.forward if direction == "forward" else self.backward),
@@ -125,6 +127,7 @@ def segment_flops(
 ) -> Floats:
     """Operations of each causal segment, float64; broadcasts."""
     q, k = np.asarray(q_len, dtype=np.int64), np.asarray(k_len, dtype=np.int64)
+    # The segment is the last q rows of a causal square of k rows: rows k - q to k.
     pairs = causal_pairs(k - q, k).astype(np.float64) * np.asarray(heads, dtype=np.float64)
     times = BACKWARD_OPERATIONS if direction == "backward" else 1.0
     return np.asarray(pairs * (2 * (key_dim + value_dim) * times))

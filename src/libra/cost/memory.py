@@ -67,6 +67,7 @@ def rank_parameters(model: Model, parallelism: Parallelism, *, stage: int) -> Pa
     The first stage has the embedding, the last the last norm and the output projection (a copy of
     the embedding if it is tied).  ValueError for a model that cannot be spread so.
     """
+    # Step 1: parameters of the whole stage, before they are sharded.
     layers = parallelism.chunk_layers(model) * parallelism.virtual_stages
     dense = layers * model.dense_layer_parameters
     if stage == 0:
@@ -75,8 +76,11 @@ def rank_parameters(model: Model, parallelism: Parallelism, *, stage: int) -> Pa
         dense += model.hidden
         if not model.tied_embeddings or parallelism.pp > 1:
             dense += model.embedding_parameters
+    # Step 2: the shard of one rank.
     dense_shard = dense / parallelism.tp
     routed_shard = layers * model.routed_layer_parameters / (parallelism.tp * parallelism.ep)
+    # Step 3: cp x dp ranks hold the same dense shard, and ep times fewer the same experts; each of
+    # them owns an equal part of the optimizer's states.
     replicas = parallelism.cp * parallelism.dp
     owned = dense_shard / replicas + routed_shard * parallelism.ep / replicas
     return Parameters(dense=dense_shard, routed=routed_shard, owned=owned)
@@ -103,6 +107,8 @@ def rank_memory(
         )
         return max(every, key=lambda memory: memory.total)
     mine = rank_parameters(model, parallelism, stage=stage)
+    # Step 1: layers whose activations wait for their backward, from the schedule's order; 1F1B on 4
+    # stages with many microbatches keeps 4 microbatches on the first stage and 1 on the last.
     order = schedule_order(
         parallelism.schedule,
         parallelism.pp,
@@ -110,10 +116,11 @@ def rank_memory(
         virtual_stages=parallelism.virtual_stages,
     )
     layers = most_in_flight(order[stage]) * parallelism.chunk_layers(model)
+    # Step 2: bytes of one element of every token (`row`), and of all activations of a layer.
     row = parallelism.rows * parallelism.element_bytes / parallelism.tp
     layer = row * model.layer_elements
     keeps_all = parallelism.recompute == "none"
-    # Logits exist as elements and once more in fp32 for the loss.
+    # Step 3: logits of `loss_rows` tokens, as elements and once more in fp32 for the loss.
     loss_rows = min(parallelism.loss_rows, parallelism.rows)
     logits = loss_rows * model.vocab * (parallelism.element_bytes + 4) / parallelism.tp
     return RankMemory(

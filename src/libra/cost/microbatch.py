@@ -54,6 +54,8 @@ def layer_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -> L
     """One layer of one microbatch on a rank, without attention."""
     rows, tp = parallelism.rows, parallelism.tp
     stream = rows * model.hidden * parallelism.element_bytes
+    # Tensor parallelism with sequence parallelism: every rank holds its share of all activations,
+    # and gathers the whole stream before the products of attention and of the feed-forward network.
     held = rows * model.layer_elements * parallelism.element_bytes / tp
     routed = stream * model.active_experts / tp  # a dense model has ep = 1 and exchanges nothing
     return LinearSeconds(
@@ -95,6 +97,7 @@ def microbatch_seconds(
     """
     attention = np.broadcast_arrays(attention_forward, attention_backward, linear)
     forward, backward, share = (np.asarray(values, dtype=np.float64) for values in attention)
+    # Step 1: every chunk's layers; all that is not attention grows with the tokens of the pack.
     layers = parallelism.chunk_layers(model)
     layer = layer_seconds(model, parallelism, cluster)
     once = layers * (forward + share * layer.forward)
@@ -102,7 +105,8 @@ def microbatch_seconds(
     twice = layers * (backward + share * layer.backward) + again
     every = np.stack([once] * parallelism.chunks), np.stack([twice] * parallelism.chunks)
 
-    # The loss is never run again: its backward follows its forward at once.
+    # Step 2: the output projection and the loss, in the last chunk.  They are never recomputed:
+    # their backward follows their forward at once.
     output = output_seconds(model, parallelism, cluster)
     every[0][-1] += share * output.forward
     every[1][-1] += share * output.backward

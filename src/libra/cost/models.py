@@ -82,6 +82,7 @@ class Model:
     @property
     def dense_layer_parameters(self) -> int:
         """Parameters of one layer that every rank of its stage holds or shards by TP."""
+        # A dense layer is counted as one expert that serves every token, without a router.
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
         always = self.shared_experts if self.experts > 1 else 1 + self.shared_experts
         return self.attention_parameters + norms + self.router + always * self.expert_parameters
@@ -111,6 +112,7 @@ class Model:
     @property
     def layer_flops(self) -> int:
         """FLOPs of one layer's matrix products for one token, forward."""
+        # Every product takes two operations a parameter: a multiplication and an addition.
         serving = self.active_experts + self.shared_experts
         products = self.attention_parameters + self.router + serving * self.expert_parameters
         return 2 * products
@@ -143,6 +145,7 @@ class Model:
                 f"tp={tp} does not fit {self.name}'s {self.q_heads} query and {self.kv_heads} "
                 "key/value heads; choose a tp that divides them"
             )
+        # For example 4 key/value heads at tp = 8: every head is held by two ranks.
         kv = max(1, self.kv_heads // tp)
         return HeadShape(q=self.q_heads // tp, kv=kv, dim=self.head_dim, bytes=bytes)
 

@@ -69,6 +69,7 @@ class Parallelism:
 
     def __post_init__(self) -> None:
         check_fields(self, zero=("gradient_overlap",), shares=("gradient_overlap",))
+        # Sizes that do not divide would leave ranks without work, or work without ranks.
         for name, of, whole in (
             ("dp", "global_batch", self.global_batch),
             ("cp", "tokens", self.tokens),
@@ -120,5 +121,5 @@ class Parallelism:
             raise ValueError(
                 f"ep={self.ep} does not divide the {model.experts} experts of {model.name}"
             )
-        model.heads(tp=self.tp)
+        model.heads(tp=self.tp)  # refuses a tp that does not fit the heads
         return model.layers // self.chunks

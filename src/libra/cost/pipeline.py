@@ -109,6 +109,7 @@ def simulate_schedule(
         raise ValueError(f"{chunks} model chunks over {ranks} ranks; ranks must divide the chunks")
     order = schedule_order(schedule, ranks, micros, virtual_stages=chunks // ranks)
 
+    # An operation has its place in arrays [2, chunks, microbatches]: forwards first.
     # Play the lists round and round: each rank goes as far as its inputs are there.
     seconds = np.stack([forward, backward])
     start, end = np.zeros_like(seconds), np.zeros_like(seconds)
@@ -122,6 +123,7 @@ def simulate_schedule(
                 operation = line.popleft()
                 begin = free[rank]
                 if before is not None:
+                    # Neighbouring chunks on one rank (interleaving on one rank) need no transfer.
                     travel = hop_seconds if before.chunk % ranks != rank else 0.0
                     begin = np.maximum(begin, end[before] + travel)
                 start[operation] = begin
@@ -173,6 +175,8 @@ def most_in_flight(order: tuple[Operation, ...]) -> int:
 def _rank_order(
     schedule: ScheduleName, rank: int, ranks: int, micros: int, virtual: int
 ) -> tuple[Operation, ...]:
+    # Step 1: forwards of the warm-up.  1F1B fills the stages behind this rank; with interleaving
+    # also all chunks of the rank but the last.
     total = micros * virtual
     if schedule == "gpipe":
         warm_up = total
@@ -180,6 +184,7 @@ def _rank_order(
         warm_up = min(ranks - rank - 1, total)
     else:
         warm_up = min(2 * (ranks - rank - 1) + (virtual - 1) * ranks, total)
+    # Step 2: the order of forwards and of backwards.
     # Interleaved: `ranks` microbatches of one chunk, then of the next; without, one chunk only.
     # For example 2 ranks with 2 chunks each and 4 microbatches: rank 0 runs chunks 0 and 2 in the
     # order F(0,0) F(0,1) F(2,0) F(2,1) F(0,2) F(0,3) F(2,2) F(2,3), as (chunk, microbatch).
@@ -193,6 +198,7 @@ def _rank_order(
         backwards.append(Operation(1, (virtual - 1 - depth) * ranks + rank, micro))
     if schedule == "gpipe":
         backwards.reverse()  # the last microbatch is the first whose backward can start
+    # Step 3: after the warm-up one forward and one backward alternate, then backwards remain.
     line = forwards[:warm_up]
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         line += (forward, backward)

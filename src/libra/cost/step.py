@@ -162,6 +162,7 @@ def gradient_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -
     replicas, tp, ep = parallelism.cp * parallelism.dp, parallelism.tp, parallelism.ep
     moved = parallelism.gradient_bytes + parallelism.element_bytes
     seconds = []
+    # Stages exchange gradients at the same time, in groups of their own: the slowest counts.
     for stage in range(parallelism.pp):
         mine = rank_parameters(model, parallelism, stage=stage)
         # Two collectives of half the bytes each: the sum is right, and latencies count twice.
@@ -177,6 +178,7 @@ def optimizer_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) 
     """The optimizer on the slowest stage: it reads gradients and states, and writes states and
     parameters, at memory bandwidth.
     """
+    # States are read and written; gradients are only read, parameters only written.
     touched = (
         parallelism.gradient_bytes + 2 * parallelism.optimizer_bytes + parallelism.element_bytes
     )

@@ -203,6 +203,7 @@ def _exchange_seconds(moved: IntArray, cluster: Cluster, tp: int) -> Seconds:
     `moved` are the bytes from worker i to worker j, [chunks, workers, workers].
     """
     chunks, workers, _ = moved.shape
+    # Worker 0 is the first of its node; with 4 workers a node, workers 0-3 share one, 4-7 the next.
     node = np.arange(workers) // cluster.workers_per_node(tp)
     same_node = node[:, None] == node[None, :]
     seconds = np.zeros((chunks, workers), dtype=np.float64)
@@ -212,5 +213,6 @@ def _exchange_seconds(moved: IntArray, cluster: Cluster, tp: int) -> Seconds:
         busiest = np.maximum(over_link.sum(axis=1), over_link.sum(axis=2))
         seconds = np.maximum(seconds, busiest / (bandwidth * cluster.collective_efficiency))
     moves = moved.reshape(chunks, -1).any(axis=1)
+    # A chunk that moves nothing is never posted, and takes no latency.
     latency = np.where(moves, cluster.between_nodes_latency, 0.0)
     return np.asarray((seconds + latency[:, None]).T)
