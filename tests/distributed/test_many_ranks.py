@@ -43,7 +43,7 @@ def attend_by_plan(rank: int, world_size: int, case: Case, plan: PoolPlan) -> li
     scale = q.shape[2] ** -0.5
     executor = Executor(device_plan, world, workspace)
     saved = executor.forward(q, k, v, scale, save_for_backward=True)
-    gradients = executor.backward(dout, q, k, v, scale, saved)
+    gradients = executor.backward(dout, saved, scale)
     return [saved.out_TNE, *gradients]
 
 

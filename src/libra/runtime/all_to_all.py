@@ -3,8 +3,7 @@
     send        rows[send_index] -> packed -> all-to-all -> arrived rows, ordered by sender
     send_back   rows in the order in which they arrived -> all-to-all -> rows in `send_index` order
 
-Rows are head-group rows: a tensor [rows, heads of all head groups, dim] seen as
-[rows * head groups, heads of one group * dim].
+Rows are head-group rows, see `Operand.rows`.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from libra.plan.all_to_all import AllToAll
 from libra.runtime.failure import finish
@@ -28,11 +28,7 @@ class Transfer:
     __slots__ = ("_arrives", "_group", "_work", "sent")
 
     def __init__(
-        self,
-        arrives: torch.Tensor,
-        sent: torch.Tensor,
-        work: dist.Work,
-        group: dist.ProcessGroup,
+        self, arrives: Tensor, sent: Tensor, work: dist.Work, group: dist.ProcessGroup
     ) -> None:
         self.sent = sent
         """Rows that are sent.  `send_back` of the same all-to-all may arrive in their place: a
@@ -41,7 +37,7 @@ class Transfer:
         self._work: dist.Work | None = work
         self._group = group
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> Tensor:
         """The arrived rows, ready to read on the current stream; several streams may wait."""
         if self._work is None:
             pass
@@ -57,7 +53,7 @@ class Transfer:
 class DeviceAllToAll:
     """An `AllToAll` with its index on the device and its splits as the collective takes them."""
 
-    send_index: torch.Tensor
+    send_index: Tensor
     """Rows to send, ordered by destination, int64 [sent]."""
     send_splits: list[int]
     recv_splits: list[int]
@@ -69,11 +65,7 @@ class DeviceAllToAll:
     """Ranges of `send_index`, one per destination in worker order, empty ones left out."""
 
     def send(
-        self,
-        rows: torch.Tensor,
-        into: torch.Tensor,
-        packed: torch.Tensor,
-        group: dist.ProcessGroup,
+        self, rows: Tensor, into: Tensor, packed: Tensor, group: dist.ProcessGroup
     ) -> Transfer:
         """Gather `rows` [any, width] into `packed` [sent, width] and send them; `into`
         [received, width] is written.
@@ -84,9 +76,7 @@ class DeviceAllToAll:
         )
         return Transfer(into, packed, work, group)
 
-    def send_back(
-        self, rows: torch.Tensor, into: torch.Tensor, group: dist.ProcessGroup
-    ) -> Transfer:
+    def send_back(self, rows: Tensor, into: Tensor, group: dist.ProcessGroup) -> Transfer:
         """Send `rows` [received, width] back to the workers from which such rows came; `into`
         [sent, width] is written, in the order of `send_index`.
         """
@@ -129,12 +119,3 @@ def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
     stream.wait_stream(torch.cuda.current_stream(stream.device))
     with torch.cuda.stream(stream):
         yield
-
-
-def head_group_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """A contiguous [rows, heads of all head groups, dim] as [rows * head groups, heads * dim].
-
-    Example: 8 heads in groups of `heads` = 2 make 4 head-group rows per token; token t's heads 4
-    and 5 are row 4 * t + 2.
-    """
-    return tensor.view(-1, heads * tensor.shape[2])

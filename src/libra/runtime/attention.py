@@ -8,12 +8,13 @@ dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from libra.runtime.executor import ForwardResult
+from libra.runtime.executor import Saved
 from libra.runtime.microbatch import INNERMOST, Microbatch, find_microbatch
 
 
@@ -97,8 +98,8 @@ def _attention(
     q: Tensor, k: Tensor, v: Tensor, serial: int, scale: float, save_for_backward: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     microbatch = find_microbatch(serial)
-    result = microbatch.attend(q, k, v, scale, save_for_backward)
-    return (*result, _stamp(microbatch))
+    saved = microbatch.attend(q, k, v, scale, save_for_backward)
+    return saved.out_TNE, saved.lse, saved.peer_out, saved.fetched, _stamp(microbatch)
 
 
 def _stamp(microbatch: Microbatch) -> Tensor:
@@ -127,32 +128,19 @@ def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, .
 
 @torch.library.custom_op("libra::attention_backward", mutates_args=())
 def _attention_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    peer_out: Tensor,
-    fetched: Tensor,
-    stamp: Tensor,
-    scale: float,
+    dout: Tensor, saved: Sequence[Tensor], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    *tensors, stamp = saved
     serial, call, *_ = stamp.tolist()
-    saved = ForwardResult(out, lse, peer_out, fetched)
-    return find_microbatch(serial).attend_backward(call, dout, q, k, v, scale, saved)
+    return find_microbatch(serial).attend_backward(call, dout, Saved(*tensors), scale)
 
 
 @_attention_backward.register_fake
 def _attention_backward_fake(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+    dout: Tensor, saved: Sequence[Tensor], scale: float
+) -> tuple[Tensor, ...]:
     like = torch.contiguous_format
-    return (
-        torch.empty_like(q, memory_format=like),
-        torch.empty_like(k, memory_format=like),
-        torch.empty_like(v, memory_format=like),
-    )
+    return tuple(torch.empty_like(tensor, memory_format=like) for tensor in saved[:3])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -165,10 +153,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    q, k, v, out, *rest = ctx.saved_tensors
+    saved = ctx.saved_tensors
     if dout is None:  # unused here, but not on the other ranks: take part
-        dout = torch.zeros_like(out)
-    dq, dk, dv = torch.ops.libra.attention_backward(dout, q, k, v, out, *rest, ctx.scale)
+        dout = torch.zeros_like(saved[3])
+    dq, dk, dv = torch.ops.libra.attention_backward(dout, saved, ctx.scale)
     return dq, dk, dv, None, None, None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from libra.plan.pool_plan import fingerprint
 from libra.runtime.failure import finish
@@ -74,8 +75,8 @@ def reach_consensus_at_store(ranks: Sequence[int], facts: Mapping[str, object]) 
 
 
 def gather(
-    group: dist.ProcessGroup, mine: torch.Tensor, leaving: threading.Event | None = None
-) -> torch.Tensor:
+    group: dist.ProcessGroup, mine: Tensor, leaving: threading.Event | None = None
+) -> Tensor:
     """Every rank's CPU tensor `mine`, in rank order, [ranks, *mine.shape]."""
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     finish(dist.all_gather(every, mine, group=group, async_op=True), group, leaving)

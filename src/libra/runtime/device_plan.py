@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from libra.config import HeadShape
 from libra.plan.all_to_all import AllToAll, KVBuffer
@@ -35,14 +36,13 @@ class DevicePermutation:
     `landed_of_buffer` is [1, 2, 0, 3] and `buffer_of_landed` is [2, 0, 1, 3].
     """
 
-    rows: int
-    own: torch.Tensor | None
+    own: Tensor | None
     """Head-group rows of the local tensor that land last, int64; None if there are none."""
-    landed_of_buffer: torch.Tensor | None
+    landed_of_buffer: Tensor | None
     """Landed row of each buffer row, int64 [rows]; None if rows land in the buffer itself."""
-    buffer_of_landed: torch.Tensor | None
+    buffer_of_landed: Tensor | None
     """The inverse: buffer row of each landed row."""
-    passed_on: torch.Tensor
+    passed_on: Tensor
     """Buffer rows that this worker passes on in hop 2, in the order of their all-to-all, int64."""
 
 
@@ -80,7 +80,7 @@ class DevicePlan:
     """Calls that need local rows only, then the calls of each chunk."""
     lse_size: int
     """Elements of the flat LSE of all calls."""
-    padding: torch.Tensor | None
+    padding: Tensor | None
     """Local rows that belong to no sample, int64; None if there are none."""
     refetch: bool
     """Whether the backward fetches Q, K and V again."""
@@ -110,32 +110,21 @@ class DevicePlan:
         """Kernel calls that run once `chunk` has arrived; LOCAL: those that wait for nothing."""
         return self.calls[chunk - LOCAL]  # LOCAL is -1
 
-    def q_operand(self, local: torch.Tensor, flat: torch.Tensor, dim: int) -> Operand:
-        """Queries, outputs or their gradients: `local` [T, N, dim] and rows of other workers."""
-        return Operand(local, flat, self.q_starts, self.head_groups.heads, dim)
-
-    def kv_operands(
-        self, k_local: torch.Tensor, v_local: torch.Tensor, flat: torch.Tensor
-    ) -> tuple[Operand, Operand]:
-        """K and V, or their gradients: local tensors and `memory.fetched_kv` elements."""
-        heads, shape = self.head_groups.kv_heads, self.heads
-        k_elements = self.kv_starts[-1] * heads * shape.dim
+    def operands(
+        self, q: Tensor, k: Tensor, v: Tensor, peer_q: Tensor, peer_kv: Tensor
+    ) -> tuple[Operand, Operand, Operand]:
+        """Q, K and V, or their gradients: local tensors, and rows of other workers, flat."""
+        groups, dim, value_dim = self.head_groups, self.heads.dim, self.heads.value_dim
+        k_elements = self.kv_starts[-1] * groups.kv_heads * dim
         return (
-            Operand(k_local, flat[:k_elements], self.kv_starts, heads, shape.dim),
-            Operand(v_local, flat[k_elements:], self.kv_starts, heads, shape.value_dim),
+            Operand(q, peer_q, self.q_starts, groups.heads, dim),
+            Operand(k, peer_kv[:k_elements], self.kv_starts, groups.kv_heads, dim),
+            Operand(v, peer_kv[k_elements:], self.kv_starts, groups.kv_heads, value_dim),
         )
 
-    def operands(
-        self,
-        q_local: torch.Tensor,
-        k_local: torch.Tensor,
-        v_local: torch.Tensor,
-        flat: torch.Tensor,
-    ) -> tuple[Operand, Operand, Operand]:
-        """Q, K and V: local tensors and `memory.fetched` elements."""
-        q_elements = self.memory.fetched_q
-        q = self.q_operand(q_local, flat[:q_elements], self.heads.dim)
-        return (q, *self.kv_operands(k_local, v_local, flat[q_elements:]))
+    def out_operand(self, out: Tensor, peer_out: Tensor) -> Operand:
+        """Outputs, or their gradients, likewise."""
+        return Operand(out, peer_out, self.q_starts, self.head_groups.heads, self.heads.value_dim)
 
 
 def make_device_plan(
@@ -239,7 +228,6 @@ def _upload_permutation(
         buffer_of_landed = _index(kv_buffer.permutation, device)
         passed_on = kv_buffer.permutation[second.send_index]
     return DevicePermutation(
-        rows=kv_buffer.rows,
         own=_index(kv_buffer.own_index, device),
         landed_of_buffer=landed_of_buffer,
         buffer_of_landed=buffer_of_landed,
@@ -247,6 +235,6 @@ def _upload_permutation(
     )
 
 
-def _index(array: np.ndarray[Any, np.dtype[np.int64]], device: torch.device) -> torch.Tensor | None:
+def _index(array: np.ndarray[Any, np.dtype[np.int64]], device: torch.device) -> Tensor | None:
     """The indices on the device; None if there are none, so that no kernel is launched."""
     return torch.from_numpy(array).to(device, non_blocking=True) if len(array) else None

@@ -21,8 +21,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from libra.runtime.all_to_all import DeviceAllToAll, Transfer, head_group_rows, on_stream
+from libra.plan.attention_calls import LOCAL
+from libra.runtime.all_to_all import DeviceAllToAll, Transfer, on_stream
 from libra.runtime.device_plan import DevicePlan
 from libra.runtime.torch_private import stage
 from libra.runtime.workspace import Operand, Space
@@ -32,10 +34,10 @@ from libra.runtime.workspace import Operand, Space
 class KVArrival:
     """K or V of one chunk on its way into its kv buffer."""
 
-    local_XW: torch.Tensor
-    landed_RW: torch.Tensor
+    local_XW: Tensor
+    landed_RW: Tensor
     """Where rows land: the kv buffer itself, or workspace if they have to be permuted."""
-    buffer_RW: torch.Tensor
+    buffer_RW: Tensor
     first_hop: Transfer | None = None
     second_hop: Transfer | None = None
 
@@ -66,7 +68,7 @@ class Inbound:
 class PendingOutput:
     """Outputs, or gradients of queries, on their way back to the workers that sent the queries."""
 
-    local_XW: torch.Tensor
+    local_XW: Tensor
     queries: DeviceAllToAll
     transfer: Transfer
 
@@ -99,15 +101,13 @@ class Exchange:
             self._multicast(chunk, inbound)
         return inbound
 
-    def post_queries(self, chunk: int, rows: Operand) -> Transfer | None:
+    def post_queries(self, chunk: int, operand: Operand) -> Transfer | None:
         """Post the chunk's queries, or gradients of their outputs, to the workers that compute
         them.  None if nothing moves.
         """
-        queries, heads = self.device_plan.q[chunk], self.device_plan.head_groups.heads
-        if not queries.moves:
-            return None
-        return self._send(
-            queries, head_group_rows(rows.local, heads), head_group_rows(rows[chunk], heads)
+        queries = self.device_plan.q[chunk]
+        return (
+            self._send(queries, operand.rows(LOCAL), operand.rows(chunk)) if queries.moves else None
         )
 
     def complete(self, chunk: int, inbound: list[Inbound]) -> None:
@@ -117,7 +117,7 @@ class Exchange:
             arriving.wait()
         for arrival in arriving.kv:
             if permutation.own is not None:
-                last_RW = arrival.landed_RW[permutation.rows - len(permutation.own) :]
+                last_RW = arrival.landed_RW[-len(permutation.own) :]
                 torch.index_select(arrival.local_XW, 0, permutation.own, out=last_RW)
             if permutation.landed_of_buffer is not None:
                 torch.index_select(
@@ -128,28 +128,27 @@ class Exchange:
             self._multicast(after, inbound[after])
 
     def post_return(
-        self, chunk: int, rows: Operand, queries: Transfer | None
+        self, chunk: int, operand: Operand, queries: Transfer | None
     ) -> PendingOutput | None:
         """Post the chunk's rows that were computed for others back to the senders of `queries`,
-        the chunk's last `post_queries`.  Rows that come back belong into `rows.local`.
+        the chunk's last `post_queries`.  Rows that come back belong into `operand.local`.
         """
         if queries is None:
             return None
-        moved, heads = self.device_plan.q[chunk], self.device_plan.head_groups.heads
-        rows_RW = head_group_rows(rows[chunk], heads)
+        moved, rows_RW = self.device_plan.q[chunk], operand.rows(chunk)
         into = queries.sent  # free once the rows return, if they are as wide
         if into.shape[1] != rows_RW.shape[1]:
             into = self.space.take(moved.sent, rows_RW.shape[1])
         transfer = moved.send_back(rows_RW, into, self.group)
-        return PendingOutput(head_group_rows(rows.local, heads), moved, transfer)
+        return PendingOutput(operand.rows(LOCAL), moved, transfer)
 
-    def _post_kv(self, chunk: int, rows: Operand) -> KVArrival:
+    def _post_kv(self, chunk: int, operand: Operand) -> KVArrival:
         """Post hop 1 of a chunk's K or V."""
-        heads, first = self.device_plan.head_groups.kv_heads, self.device_plan.kv[chunk]
-        buffer_RW = landed_RW = head_group_rows(rows[chunk], heads)
+        first, buffer_RW = self.device_plan.kv[chunk], operand.rows(chunk)
+        landed_RW = buffer_RW
         if self.device_plan.permutations[chunk].landed_of_buffer is not None:
             landed_RW = self.space.take(*buffer_RW.shape)
-        arrival = KVArrival(head_group_rows(rows.local, heads), landed_RW, buffer_RW)
+        arrival = KVArrival(operand.rows(LOCAL), landed_RW, buffer_RW)
         if first.moves:
             arrival.first_hop = self._send(first, arrival.local_XW, landed_RW[: first.received])
         return arrival
@@ -167,8 +166,6 @@ class Exchange:
                 into_RW = arrival.landed_RW[first.received : until]
                 arrival.second_hop = self._send(second, arrival.landed_RW, into_RW)
 
-    def _send(
-        self, all_to_all: DeviceAllToAll, rows_XW: torch.Tensor, into_RW: torch.Tensor
-    ) -> Transfer:
+    def _send(self, all_to_all: DeviceAllToAll, rows_XW: Tensor, into_RW: Tensor) -> Transfer:
         packed = self.space.take(all_to_all.sent, rows_XW.shape[1])
         return all_to_all.send(rows_XW, into_RW, packed, self.group)

@@ -17,22 +17,24 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from libra.plan.attention_calls import LOCAL
 from libra.runtime.all_to_all import Transfer
-from libra.runtime.device_plan import DeviceCall, DevicePlan
+from libra.runtime.device_plan import DevicePlan
 from libra.runtime.exchange import Exchange, PendingOutput
 from libra.runtime.kernels.interface import Buffers, Grads
 from libra.runtime.kv_grad_reduce import CastScratch, KVGradReduce
 from libra.runtime.torch_private import stage
 from libra.runtime.workspace import Operand, Space, Workspace
 
-Tensor = torch.Tensor
 
+class Saved(NamedTuple):
+    """Inputs and results of a forward, as its backward reads them; unneeded results are empty."""
 
-class ForwardResult(NamedTuple):
-    """Output of a forward, and tensors that its backward reads; those that none will are empty."""
-
+    q_TND: Tensor
+    k_TND: Tensor
+    v_TNE: Tensor
     out_TNE: Tensor
     lse: Tensor
     """Flat LSE of the segments computed here, fp32 (fp64 for fp64)."""
@@ -71,12 +73,11 @@ class Executor:
 
     def forward(
         self, q_TND: Tensor, k_TND: Tensor, v_TNE: Tensor, scale: float, *, save_for_backward: bool
-    ) -> ForwardResult:
+    ) -> Saved:
         """Attention of this worker's rows, on whichever worker it is computed."""
         # Allocate: tensors that a backward needs stand alone, others are cut from the workspace.
         q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
         plan, memory = self.device_plan, self.device_plan.memory
-        value_dim = plan.heads.value_dim
         save_fetched = save_for_backward and not plan.refetch
         elements = memory.forward
         elements += 0 if save_fetched else memory.fetched
@@ -84,11 +85,12 @@ class Executor:
         (space,) = self.workspace.open(q_TND.device, (q_TND.dtype, elements))
         fetched = _allocate(q_TND, space, memory.fetched, saved=save_fetched)
         peer_out = _allocate(q_TND, space, memory.peer_out, saved=save_for_backward)
-        out_TNE = q_TND.new_empty((q_TND.shape[0], plan.heads.q, value_dim))
+        out_TNE = q_TND.new_empty((q_TND.shape[0], plan.heads.q, plan.heads.value_dim))
         _zero_padding(plan, out_TNE)
         lse = q_TND.new_empty(plan.lse_size, dtype=_accumulator(q_TND.dtype))
-        q, k, v = plan.operands(q_TND, k_TND, v_TNE, fetched)
-        operands = _Operands(q, k, v, plan.q_operand(out_TNE, peer_out, value_dim), lse)
+        saved = Saved(q_TND, k_TND, v_TNE, out_TNE, lse, peer_out, fetched)
+        operands = _cut_operands(plan, saved)
+        q, k, v, out, _ = operands
 
         # Dispatch all chunks at once.
         exchange = Exchange(plan, self.group, space)
@@ -96,31 +98,25 @@ class Executor:
         inbound = [exchange.dispatch(chunk, q, k, v) for chunk in chunks]
 
         # Attend and return, chunk by chunk; returns of idle chunks come before all computation.
-        pending = [exchange.post_return(n, operands.out, inbound[n].q) for n in chunks[:idle]]
+        pending = [exchange.post_return(n, out, inbound[n].q) for n in chunks[:idle]]
         _attend(plan, LOCAL, operands, scale)
         for chunk in chunks:
             exchange.complete(chunk, inbound)
             _attend(plan, chunk, operands, scale)
             if chunk >= idle:
-                pending.append(exchange.post_return(chunk, operands.out, inbound[chunk].q))
+                pending.append(exchange.post_return(chunk, out, inbound[chunk].q))
         for output in pending:
             if output is not None:
                 output.finish()
-        return ForwardResult(
-            out_TNE,
+        return Saved(
+            *saved[:4],
             lse if save_for_backward else lse.new_empty(0),
-            peer_out if save_for_backward else q_TND.new_empty(0),
-            fetched if save_fetched else q_TND.new_empty(0),
+            peer_out if save_for_backward else peer_out.new_empty(0),
+            fetched if save_fetched else fetched.new_empty(0),
         )
 
     def backward(
-        self,
-        dout_TNE: Tensor,
-        q_TND: Tensor,
-        k_TND: Tensor,
-        v_TNE: Tensor,
-        scale: float,
-        saved: ForwardResult,
+        self, dout_TNE: Tensor, saved: Saved, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of this worker's q, k and v, in their shapes.
 
@@ -128,18 +124,18 @@ class Executor:
         of other workers, chunk by chunk in worker order, so that repeated runs are bit-identical.
         """
         # Allocate.
-        q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
         plan, memory = self.device_plan, self.device_plan.memory
+        dtype, accum_dtype = dout_TNE.dtype, _accumulator(dout_TNE.dtype)
         accum, space = self.workspace.open(
-            q_TND.device,
-            (_accumulator(q_TND.dtype), memory.accum_fp32),
-            (q_TND.dtype, memory.backward),
+            dout_TNE.device, (accum_dtype, memory.accum_fp32), (dtype, memory.backward)
         )
-        fetched = space.take(memory.fetched) if plan.refetch else saved.fetched
-        q, k, v = plan.operands(q_TND, k_TND, v_TNE, fetched)
-        out = plan.q_operand(saved.out_TNE, saved.peer_out, plan.heads.value_dim)
-        operands = _Operands(q, k, v, out, saved.lse)
-        grads = _allocate_grads(plan, accum, space, dout_TNE.contiguous(), operands)
+        q_TND, k_TND, v_TNE, out_TNE, lse, peer_out, fetched = saved
+        q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
+        if plan.refetch:
+            fetched = space.take(memory.fetched)
+        saved = Saved(q_TND, k_TND, v_TNE, out_TNE, lse, peer_out, fetched)
+        operands = _cut_operands(plan, saved)
+        grads = _allocate_grads(plan, accum, space, dout_TNE.contiguous(), saved)
         scratch = CastScratch(*(accum.take(elements) for elements in memory.cast_scratch))
 
         # Dispatch all chunks at once: dO, and K, V and Q again where they were not saved.
@@ -149,25 +145,25 @@ class Executor:
         for chunk in chunks:
             douts.append(exchange.post_queries(chunk, grads.dout))
             if plan.refetch:
-                inbound.append(exchange.dispatch(chunk, q, k, v))
+                inbound.append(exchange.dispatch(chunk, *operands[:3]))
         queries = [arriving.q for arriving in inbound] if plan.refetch else douts
 
         # Attend and return, chunk by chunk, as in the forward.
         returns = _GradReturns(exchange, scratch, grads)
         for chunk in chunks[:idle]:
             returns.post(chunk, queries[chunk])
-        _attend_backward(plan, LOCAL, operands, grads, scale)
+        _attend(plan, LOCAL, operands, scale, grads)
         for chunk in chunks:
             if (dout := douts[chunk]) is not None:
                 with stage("wait"):
                     dout.wait()
             if plan.refetch:
                 exchange.complete(chunk, inbound)
-            _attend_backward(plan, chunk, operands, grads, scale)
+            _attend(plan, chunk, operands, scale, grads)
             if chunk >= idle:
                 returns.post(chunk, queries[chunk])
         returns.finish()
-        return grads.dq.local, grads.dk.local.to(k_TND.dtype), grads.dv.local.to(v_TNE.dtype)
+        return grads.dq.local, grads.dk.local.to(dtype), grads.dv.local.to(dtype)
 
 
 class _GradReturns:
@@ -214,33 +210,33 @@ class _GradReturns:
         self._blocked.clear()
 
 
-def _attend(device_plan: DevicePlan, chunk: int, operands: _Operands, scale: float) -> None:
-    """Run the kernel calls that wait for `chunk`."""
-    for call in device_plan.calls_of(chunk):
-        with stage("attend"):
-            device_plan.kernel.forward(call.prepared, _buffers(call, operands), scale)
-
-
-def _attend_backward(
-    device_plan: DevicePlan,
+def _attend(
+    plan: DevicePlan,
     chunk: int,
     operands: _Operands,
-    grads: _GradOperands,
     scale: float,
+    grads: _GradOperands | None = None,
 ) -> None:
-    """Run the kernel's backward of the calls that wait for `chunk`."""
-    for call in device_plan.calls_of(chunk):
-        at_q, at_kv = call.q_buffer, call.kv_buffer
-        with stage("attend_backward"):
-            call_grads = Grads(grads.dout[at_q], grads.dq[at_q], grads.dk[at_kv], grads.dv[at_kv])
-            device_plan.kernel.backward(call.prepared, _buffers(call, operands), call_grads, scale)
-
-
-def _buffers(call: DeviceCall, operands: _Operands) -> Buffers:
-    """Tensors that a call addresses: local ones, or those of a chunk."""
+    """Run the kernel calls that wait for `chunk`: their backward if `grads` are given."""
     q, k, v, out, lse = operands
-    at_q, at_kv = call.q_buffer, call.kv_buffer
-    return Buffers(q[at_q], k[at_kv], v[at_kv], out[at_q], lse[call.lse])
+    for call in plan.calls_of(chunk):
+        at_q, at_kv = call.q_buffer, call.kv_buffer
+        buffers = Buffers(q[at_q], k[at_kv], v[at_kv], out[at_q], lse[call.lse])
+        if grads is None:
+            with stage("attend"):
+                plan.kernel.forward(call.prepared, buffers, scale)
+            continue
+        dout, dq, dk, dv = grads
+        with stage("attend_backward"):
+            call_grads = Grads(dout[at_q], dq[at_q], dk[at_kv], dv[at_kv])
+            plan.kernel.backward(call.prepared, buffers, call_grads, scale)
+
+
+def _cut_operands(plan: DevicePlan, saved: Saved) -> _Operands:
+    """Arguments of the kernel: local tensors, and the rows of other workers by chunk."""
+    peer_q, peer_kv = saved.fetched.split([plan.memory.fetched_q, plan.memory.fetched_kv])
+    q, k, v = plan.operands(saved.q_TND, saved.k_TND, saved.v_TNE, peer_q, peer_kv)
+    return _Operands(q, k, v, plan.out_operand(saved.out_TNE, saved.peer_out), saved.lse)
 
 
 def _allocate(like: Tensor, space: Space, elements: int, *, saved: bool) -> Tensor:
@@ -249,24 +245,20 @@ def _allocate(like: Tensor, space: Space, elements: int, *, saved: bool) -> Tens
 
 
 def _allocate_grads(
-    device_plan: DevicePlan, accum: Space, space: Space, dout_TNE: Tensor, operands: _Operands
+    plan: DevicePlan, accum: Space, space: Space, dout_TNE: Tensor, saved: Saved
 ) -> _GradOperands:
-    """Gradients of both sides of every call; sums of dK and dV start at zero."""
-    memory, heads = device_plan.memory, device_plan.heads
-    q_TND, k_TND, v_TNE = operands.q.local, operands.k.local, operands.v.local
-    peer_dout, peer_dq = space.take(memory.peer_out), space.take(memory.fetched_q)
-    peer_dkv = accum.take(memory.fetched_kv).zero_()
-    dq_TND = torch.empty_like(q_TND)
-    _zero_padding(device_plan, dq_TND)
-    if accum.dtype == q_TND.dtype:
-        dk_TND, dv_TNE = torch.zeros_like(k_TND), torch.zeros_like(v_TNE)
+    """Gradients, like `_cut_operands`; sums of dK and dV start at zero."""
+    memory = plan.memory
+    dout = plan.out_operand(dout_TNE, space.take(memory.peer_out))
+    dq_TND = torch.empty_like(saved.q_TND)
+    _zero_padding(plan, dq_TND)
+    peer_dq, peer_dkv = space.take(memory.fetched_q), accum.take(memory.fetched_kv).zero_()
+    if accum.dtype == space.dtype:
+        dk_TND, dv_TNE = torch.zeros_like(saved.k_TND), torch.zeros_like(saved.v_TNE)
     else:  # the results are cast from these sums
-        dk_TND, dv_TNE = (accum.take(*local.shape).zero_() for local in (k_TND, v_TNE))
-    return _GradOperands(
-        device_plan.q_operand(dout_TNE, peer_dout, heads.value_dim),
-        device_plan.q_operand(dq_TND, peer_dq, heads.dim),
-        *device_plan.kv_operands(dk_TND, dv_TNE, peer_dkv),
-    )
+        dk_TND = accum.take(*saved.k_TND.shape).zero_()
+        dv_TNE = accum.take(*saved.v_TNE.shape).zero_()
+    return _GradOperands(dout, *plan.operands(dq_TND, dk_TND, dv_TNE, peer_dq, peer_dkv))
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:

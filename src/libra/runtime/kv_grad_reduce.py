@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from libra.runtime.all_to_all import Transfer, head_group_rows, on_stream
+from libra.plan.attention_calls import LOCAL
+from libra.runtime.all_to_all import Transfer, on_stream
 from libra.runtime.exchange import Exchange
 from libra.runtime.torch_private import stage
 from libra.runtime.workspace import Operand, piece
@@ -32,8 +34,8 @@ class CastScratch:
     There are two, because the two hops add in different streams.
     """
 
-    holders: torch.Tensor
-    first_readers: torch.Tensor
+    holders: Tensor
+    first_readers: Tensor
 
 
 class KVGradReduce:
@@ -42,15 +44,15 @@ class KVGradReduce:
     def __init__(
         self, exchange: Exchange, scratch: CastScratch, buffer: int, grads: Operand
     ) -> None:
-        plan, heads = exchange.device_plan, exchange.device_plan.head_groups.kv_heads
+        plan = exchange.device_plan
         self.blocks = plan.hop_blocks[buffer]
         """Whether `send` blocks the thread until the rows of hop 2 have arrived."""
         self._exchange = exchange
         self._scratch = scratch
         self._first, self._second = plan.kv[buffer], plan.kv_multicast[buffer]
         self._permutation = plan.permutations[buffer]
-        self._sums_RW = head_group_rows(grads[buffer], heads)
-        self._local_XW = head_group_rows(grads.local, heads)
+        self._sums_RW = grads.rows(buffer)
+        self._local_XW = grads.rows(LOCAL)
         self._collected: Transfer | None = None
         self._returned: Transfer | None = None
         self._cast_RW = self._sums_RW
@@ -97,7 +99,7 @@ class KVGradReduce:
             index, ranges = self._first.send_index, self._first.destinations
             add_rows(self._local_XW, index, ranges, rows, self._scratch.holders)
 
-    def _pack(self, start: int, stop: int) -> torch.Tensor:
+    def _pack(self, start: int, stop: int) -> Tensor:
         """Sums of the landed rows [start, stop), in the dtype that travels."""
         buffer_of_landed = self._permutation.buffer_of_landed
         packed_RW = self._exchange.space.take(stop - start, self._sums_RW.shape[1])
@@ -109,11 +111,7 @@ class KVGradReduce:
 
 
 def add_rows(
-    sums_XW: torch.Tensor,
-    index: torch.Tensor,
-    ranges: Sequence[tuple[int, int]],
-    rows: torch.Tensor,
-    scratch: torch.Tensor,
+    sums_XW: Tensor, index: Tensor, ranges: Sequence[tuple[int, int]], rows: Tensor, scratch: Tensor
 ) -> None:
     """Add `rows` to `sums_XW` at `index`, one range after the other.
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Final
 
 import numpy as np
@@ -26,7 +25,7 @@ from libra.config import HeadShape, PoolConfig
 from libra.plan.plan_pool import PoolPlan
 from libra.runtime.consensus import reach_consensus
 from libra.runtime.device_plan import make_device_plan
-from libra.runtime.executor import Executor, ForwardResult
+from libra.runtime.executor import Executor, Saved
 from libra.runtime.failure import naming_lost_ranks
 from libra.runtime.inputs import describe, find_problem, head_shape
 from libra.runtime.kernels import kernel_for
@@ -88,23 +87,20 @@ class PoolRuntime:
     """Microbatches planned ahead, in order."""
     faults: list[str] = field(default_factory=list)
     """Reasons for which this rank, and so every rank, refuses all further calls."""
-    _kernels: dict[torch.device, Kernel] = field(default_factory=dict)
-    _streams: dict[torch.device, torch.cuda.Stream] = field(default_factory=dict)
+    _devices: dict[torch.device, tuple[Kernel, torch.cuda.Stream | None]] = field(
+        default_factory=dict
+    )
 
-    def kernel(self, device: torch.device) -> Kernel:
-        """The attention kernel for a device.  ValueError if there is none."""
-        if device not in self._kernels:
+    def on_device(self, device: torch.device) -> tuple[Kernel, torch.cuda.Stream | None]:
+        """The attention kernel for a device, and the stream that waits between the hops of K and V
+        (None on a CPU).  ValueError if there is no kernel.
+        """
+        if device not in self._devices:
             kernel = kernel_for(device, self.kernel_choice)
-            self._kernels[device] = kernel if self.meter is None else self.meter.timed(kernel)
-        return self._kernels[device]
-
-    def multicast_stream(self, device: torch.device) -> torch.cuda.Stream | None:
-        """The stream that waits between the hops of K and V; None on a CPU."""
-        if device.type != "cuda":
-            return None
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-        return self._streams[device]
+            timed = kernel if self.meter is None else self.meter.timed(kernel)
+            stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+            self._devices[device] = (timed, stream)
+        return self._devices[device]
 
     def fault(self) -> str | None:
         """The first fault, if there is one."""
@@ -164,12 +160,7 @@ class Microbatch:
         _active.append(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Its last entry: a recomputation may enter an outer microbatch again inside an inner one.
         del _active[len(_active) - 1 - _active[::-1].index(self)]
 
@@ -194,54 +185,40 @@ class Microbatch:
 
     def attend(
         self, q_TND: Tensor, k_TND: Tensor, v_TNE: Tensor, scale: float, save_for_backward: bool
-    ) -> ForwardResult:
-        """Forward of one layer."""
-        runtime = self._runtime
+    ) -> Saved:
+        """Forward of one layer.  Collective over the pool."""
+        runtime, qkv = self._runtime, (q_TND, k_TND, v_TNE)
         self.calls += 1
+        config, cp_size = runtime.config, runtime.membership.cp_size
         problem = (
             runtime.fault()
-            or find_problem(
-                q_TND,
-                k_TND,
-                v_TNE,
-                self.rows,
-                self.tokens,
-                runtime.config,
-                runtime.membership.cp_size,
-            )
+            or find_problem(*qkv, self.rows, self.tokens, config, cp_size)
             or self._missing_kernel(q_TND.device)
         )
         facts: dict[str, object] = {"scale": scale, "grad": save_for_backward}
         if problem is None:
-            facts |= describe(q_TND, k_TND, v_TNE)
+            facts |= describe(*qkv)
         self._agree("attention", problem, facts)
-        executor = self._executor(head_shape(q_TND, k_TND, v_TNE), q_TND.device)
+        executor = self._executor(head_shape(*qkv), q_TND.device)
         with runtime.exchanging("the forward exchange"):
-            return executor.forward(q_TND, k_TND, v_TNE, scale, save_for_backward=save_for_backward)
+            return executor.forward(*qkv, scale, save_for_backward=save_for_backward)
 
     def refuse(self, problem: str) -> None:
         """Raise ValueError for a wrong attention call, here and on the ranks that make the call."""
         self._agree("attention", problem, {})
 
     def attend_backward(
-        self,
-        call: int,
-        dout_TNE: Tensor,
-        q_TND: Tensor,
-        k_TND: Tensor,
-        v_TNE: Tensor,
-        scale: float,
-        saved: ForwardResult,
+        self, call: int, dout_TNE: Tensor, saved: Saved, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Backward of one layer: (dq, dk, dv).
+        """Backward of one layer: (dq, dk, dv).  Collective over the pool.
 
         All ranks first agree on the `call`: a rank whose loss left out a call's output goes on to
         another call's backward, or to the next microbatch, and then all ranks raise an error.
         """
         self._agree("attention's backward", self._runtime.fault(), {"call": call})
-        executor = self._executor(head_shape(q_TND, k_TND, v_TNE), q_TND.device)
+        executor = self._executor(head_shape(*saved[:3]), dout_TNE.device)
         with self._runtime.exchanging("the backward exchange"):
-            return executor.backward(dout_TNE, q_TND, k_TND, v_TNE, scale, saved)
+            return executor.backward(dout_TNE, saved, scale)
 
     def _executor(self, heads: HeadShape, device: torch.device) -> Executor:
         key = (heads, device)
@@ -249,13 +226,10 @@ class Microbatch:
             runtime = self._runtime
             rank_plan = self._wait_for_plan(heads).rank_plan
             runtime.plan_for(heads)
+            kernel, stream = runtime.on_device(device)
+            refetch = runtime.config.backward == "refetch"
             device_plan = make_device_plan(
-                rank_plan,
-                heads,
-                runtime.kernel(device),
-                device,
-                runtime.multicast_stream(device),
-                refetch=runtime.config.backward == "refetch",
+                rank_plan, heads, kernel, device, stream, refetch=refetch
             )
             self._executors[key] = Executor(device_plan, runtime.groups.exchange, runtime.workspace)
         return self._executors[key]
@@ -266,7 +240,7 @@ class Microbatch:
 
     def _missing_kernel(self, device: torch.device) -> str | None:
         try:
-            self._runtime.kernel(device)
+            self._runtime.on_device(device)
         except ValueError as error:
             return str(error)
         return None

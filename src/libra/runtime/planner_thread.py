@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ IntArray = NDArray[np.int64]
 _LEAVE_SECONDS = 3.0
 
 _Result = TypeVar("_Result")
-_Jobs = SimpleQueue[Callable[[], None] | None]
+_Jobs = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Planner:
             raise ValueError("the pool is closed; make a new SequencePool")
         self.submitted += 1
         future: Future[_Result] = Future()
-        self._jobs.put(lambda: _fulfil(future, job))
+        self._jobs.put((future, job))
         return future
 
     def _plan(self, cu_seqlens: tuple[IntArray, ...], tokens: int, heads: HeadShape) -> Planned:
@@ -202,15 +202,13 @@ def _log_plan(plan: PoolPlan, seconds: float) -> None:
 
 
 def _work(jobs: _Jobs) -> None:
-    while (job := jobs.get()) is not None:
-        job()
-
-
-def _fulfil(future: Future[_Result], job: Callable[[], _Result]) -> None:
-    try:
-        future.set_result(job())
-    except BaseException as error:  # raised in the thread that asks for the result
-        future.set_exception(error)
+    while (submitted := jobs.get()) is not None:
+        future, job = submitted
+        try:
+            future.set_result(job())
+        except BaseException as error:  # raised in the thread that asks for the result
+            future.set_exception(error)
+        del submitted, future, job  # while the thread waits, nothing keeps the planner alive
 
 
 def _leave(planner: weakref.ref[Planner]) -> None:

@@ -14,11 +14,12 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from libra.plan.attention_calls import LOCAL
 
 
-def piece(flat: torch.Tensor, start: int, shape: tuple[int, ...]) -> torch.Tensor:
+def piece(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
     """Elements of a flat tensor from `start` on, as a contiguous tensor of that shape: one view."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 1, 0, -1):
@@ -31,7 +32,7 @@ class Space:
 
     __slots__ = ("_at", "_flat")
 
-    def __init__(self, flat: torch.Tensor) -> None:
+    def __init__(self, flat: Tensor) -> None:
         self._flat = flat
         self._at = 0
 
@@ -40,7 +41,7 @@ class Space:
         """Dtype of the tensors that `take` returns."""
         return self._flat.dtype
 
-    def take(self, *shape: int) -> torch.Tensor:
+    def take(self, *shape: int) -> Tensor:
         """The next elements as a contiguous tensor of that shape, uninitialised."""
         start, self._at = self._at, self._at + math.prod(shape)
         assert self._at <= len(self._flat), "the workspace is smaller than its plan"
@@ -56,7 +57,7 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self._bytes: dict[tuple[torch.device, int], torch.Tensor] = {}
+        self._bytes: dict[tuple[torch.device, int], Tensor] = {}
 
     def open(self, device: torch.device, *parts: tuple[torch.dtype, int]) -> list[Space]:
         """One space per (dtype, elements), wider dtypes first so that each space is aligned.
@@ -97,8 +98,8 @@ class Operand:
     workers sent, or will receive, with that chunk.  Views are cut on access: most calls need few.
     """
 
-    local: torch.Tensor
-    flat: torch.Tensor
+    local: Tensor
+    flat: Tensor
     """Rows of all chunks, one chunk after the other."""
     starts: tuple[int, ...]
     """Row at which each chunk starts, and the number of rows."""
@@ -106,8 +107,16 @@ class Operand:
     """N, heads of one head group."""
     dim: int
 
-    def __getitem__(self, buffer: int) -> torch.Tensor:
+    def __getitem__(self, buffer: int) -> Tensor:
         if buffer == LOCAL:
             return self.local
         start, stop = self.starts[buffer : buffer + 2]
         return piece(self.flat, start * self.heads * self.dim, (stop - start, self.heads, self.dim))
+
+    def rows(self, buffer: int) -> Tensor:
+        """The same rows as they travel, one head group each: [rows, N * D].
+
+        Example: 8 local heads in groups of 2 make 4 head-group rows per token; heads 4 and 5 of
+        token t are row 4 * t + 2.
+        """
+        return self[buffer].view(-1, self.heads * self.dim)
