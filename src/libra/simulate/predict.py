@@ -155,17 +155,8 @@ def ulysses_seconds(packs: Packs, setting: Setting) -> WindowSeconds:
 
 def _ulysses_cost(lengths: IntArray, tokens: int, setting: Setting) -> AttentionCost:
     """Attention of one pack of `tokens` tokens, padding included, on its own CP group."""
-    if not len(lengths):
-        return AttentionCost(
-            forward_seconds=0.0,
-            backward_seconds=0.0,
-            compute_seconds=0.0,
-            mean_compute_seconds=0.0,
-            kept_bytes=0.0,
-            workspace_bytes=0.0,
-        )
     plan = plan_pool(
-        [np.append(0, np.cumsum(lengths))],
+        [np.append(0, np.cumsum(lengths, dtype=np.int64))],
         cp_size=setting.parallelism.cp,
         config=ulysses_beside(setting.config),
         heads=setting.heads,
@@ -192,7 +183,8 @@ def _repacked_seconds(packs: Packs, setting: Setting) -> WindowSeconds:
     lengths = [packs.lengths[pack] for pack in packed]
     ends = np.array([pack.sum() for pack in lengths])
     costs = [
-        _ulysses_cost(pack, -(-int(end) // cp) * cp, setting)  # padded to a multiple of cp
+        # padded to a multiple of cp, a pack without samples too
+        _ulysses_cost(pack, -(-max(1, int(end)) // cp) * cp, setting)
         for pack, end in zip(lengths, ends, strict=True)
     ]
     return WindowSeconds.of_pools(costs, linear=ends / tokens)

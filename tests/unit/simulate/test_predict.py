@@ -12,6 +12,7 @@ from libra.data.packing import Packs
 from libra.simulate.predict import Setting, WindowSeconds, scheme_seconds
 from libra.simulate.schemes import PREDICTED
 from tests.unit.simulate.small_cluster import (
+    BATCH,
     CP,
     MODEL,
     SETTING,
@@ -81,3 +82,14 @@ def test_a_pool_of_more_than_1024_workers_is_not_planned() -> None:
 def test_what_does_not_fit_is_refused(scheme: str, packs: Packs, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         scheme_seconds(packs, SETTING, scheme)
+
+
+@pytest.mark.parametrize("scheme", ["ulysses", "wlb", "libra"])
+def test_packs_of_padding_take_no_time(scheme: str) -> None:
+    one = np.array([0, *[1] * BATCH])  # a sample in the first pack, none in the others
+    packs = Packs(
+        tokens=TOKENS, lengths=np.array([100]), offsets=one, samples=one[:1], starts=one[:1]
+    )
+    found = scheme_seconds(packs, SETTING, scheme)
+    assert found is not None
+    assert (found.forward > 0).sum() == (found.backward > 0).sum() == 1

@@ -123,9 +123,9 @@ def test_a_sample_reads_its_windows_only_and_bounds_the_corpus() -> None:
     skew = [each.workloads.max() / each.workloads.mean() for each in windows]
     setting = make_setting(heads=(4, 1, 8), tokens=8192, global_batch=64, dp=64, cp=1)
     setting = replace(setting, config=setting.config.replace(chunks=1))
-    candidate = Candidate(4, 1024, 1)
-    (whole,) = replay(windows[:120], [candidate], setting)
-    sample = sample_windows(skew[:120], 24, seed=3)
+    candidate = Candidate(16, 1024, 1)
+    (whole,) = replay(windows[:80], [candidate], setting)
+    sample = sample_windows(skew[:80], 16, seed=3)
     read = 0
 
     def counted() -> Iterator[Packs]:
@@ -143,7 +143,7 @@ def test_a_sample_reads_its_windows_only_and_bounds_the_corpus() -> None:
         progress=lambda done, total: ticks.append(total),
     )
     assert [each.window for each in part.windows] == sample.windows.tolist()
-    assert read == sample.windows[-1] + 1 and ticks == [24] * 24
+    assert read == sample.windows[-1] + 1 and ticks == [16] * 16
     for name in ("pools_before", "pools_after", "moved_bytes", "steps_before"):
         estimate, true = part.estimates[name], whole.estimates[name]
         inside = estimate.low <= true.mean <= estimate.high
