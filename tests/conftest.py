@@ -23,16 +23,16 @@ settings.load_profile("libra")
 
 
 @pytest.fixture
-def short_relays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans made and used in this process may have relays for runs of any length."""
-    from libra.plan import kv_multicast as relays
+def short_multicasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans made and used in this process may multicast runs of any length."""
+    from libra.plan import kv_multicast
 
-    monkeypatch.setattr(relays, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(kv_multicast, "FEWEST_ROWS", 1)
 
 
 @pytest.fixture
-def eager_relays(short_relays: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And have them whether or not that relieves anyone."""
+def eager_multicasts(short_multicasts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And multicast them whether or not that relieves any worker."""
     from libra.plan import pool_plan
 
     monkeypatch.setattr(pool_plan, "relieves", lambda direct, multicast, per_node: True)

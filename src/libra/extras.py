@@ -27,7 +27,7 @@ class MissingPackageError(ImportError, ValueError):
 def check_installed(package: str, purpose: str) -> None:
     """MissingPackageError, naming what to install, unless `package` is installed; imports nothing.
 
-    `purpose` starts the message, as in "libra demo" or "reading corpus.parquet".
+    `purpose` starts the message, as in "the demo" or a file's name.
     """
     if find_spec(package) is None:
         argument = _INSTALLED_BY.get(package, package)

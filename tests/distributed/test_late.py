@@ -30,7 +30,7 @@ def test_any_pool(case: Case) -> None:
     check_late(case)
 
 
-@pytest.mark.usefixtures("eager_relays")
+@pytest.mark.usefixtures("eager_multicasts")
 @settings(max_examples=12)
 @given(case=pools_apart(8), at_once=st.booleans())
 def test_any_pool_with_relays(case: Case, at_once: bool) -> None:

@@ -108,14 +108,14 @@ def pools_apart(draw: st.DrawFn, workers: int) -> Case:
     return dataclasses.replace(case, config=config)
 
 
-@pytest.mark.usefixtures("eager_relays")
+@pytest.mark.usefixtures("eager_multicasts")
 @settings(max_examples=12)
 @given(case=pools_apart(8))
 def test_eight_workers_equal_the_reference(case: Case) -> None:
     check_numbers(case)
 
 
-@pytest.mark.usefixtures("eager_relays")
+@pytest.mark.usefixtures("eager_multicasts")
 @settings(max_examples=6)
 @given(case=pools_apart(16))
 def test_sixteen_workers_equal_the_reference(case: Case) -> None:

@@ -25,7 +25,7 @@ _PARTS: Final = ("compute", "exposed", "wait")
 
 def run_bench(options: BenchOptions) -> int:
     """Measure and print; the exit code.  Raises the same ValueError on every rank."""
-    check_installed("torch", "libra bench")
+    check_installed("torch", "the benchmark")
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
     if missing:
         raise ValueError(

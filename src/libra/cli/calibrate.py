@@ -51,7 +51,7 @@ class CalibrateOptions:
 
 def run_calibrate(options: CalibrateOptions, console: Console | None = None) -> int:
     """Measure, write and show; the exit code.  ValueError for options that cannot be used."""
-    check_installed("torch", "libra calibrate")
+    check_installed("torch", "calibration")
     check_suffix(options.out)
     check_count("--head-dim", options.head_dim)
     check_count("--heads-per-kv", options.heads_per_kv)

@@ -83,7 +83,7 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> int:
     Raises ValueError for sizes that cannot be trained, before anything is started or written.
     """
     check_demo(config)
-    check_installed("torch", "libra demo")
+    check_installed("torch", "the demo")
     console = Console() if console is None else console
     try:
         config.out.mkdir(parents=True, exist_ok=True)

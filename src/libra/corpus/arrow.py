@@ -78,6 +78,7 @@ def read_saved_dataset(folder: Path, request: Request) -> Iterator[IntArray]:
     if not indices:
         yield from lengths
         return
+    # A selection may name rows in any order, so the lengths of all rows are held.
     table = np.concatenate([np.empty(0, np.uint32), *(c.astype(np.uint32) for c in lengths)])
     for file in indices:
         first = 0
@@ -119,6 +120,7 @@ def _column(schema: Any, request: Request, file: Path) -> tuple[str, Measure]:
     lists = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
     if types.is_integer(kind) or types.is_floating(kind):
         return column, _as_numpy
+    # The size of a list is a difference of two offsets: its values stay unread.
     if any(getattr(types, f"is_{name}")(kind) for name in lists):
         return column, lambda array: _as_numpy(pc.list_value_length(array))
     if types.is_string(kind) or types.is_large_string(kind):
@@ -181,6 +183,7 @@ def _open_arrow(path: Path, column: str | None = None) -> Any:
     data = pa.memory_map(str(path))
     if column is None:
         return open_reader(data)
+    # Without the option, a compressed file would have all of its columns decompressed.
     fields = [open_reader(data).schema.names.index(column)]
     data.seek(0)
     return open_reader(data, options=pa.ipc.IpcReadOptions(included_fields=fields))

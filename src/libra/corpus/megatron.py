@@ -71,6 +71,7 @@ def _open_index(path: Path) -> _Index:
         raise CorpusError(path, f"is a Megatron index of version {version}; only 1 is known")
     if dtype not in _ITEM_BYTES:
         raise CorpusError(path, f"names the unknown token type {dtype}; known are 1 to 8")
+    # The header decides the size of the file: any other means that it was cut short or damaged.
     size, end = path.stat().st_size, _HEADER.size + 12 * sequences + 8 * documents
     if size not in (end, end + sequences):  # with modes or without
         raise CorpusError(
@@ -79,7 +80,8 @@ def _open_index(path: Path) -> _Index:
             f"bounds, which take {end}: it is cut short or damaged",
         )
     data = np.memmap(path, dtype=np.uint8, mode="r")
-    # Bytes at which the lengths, the pointers and the documents end.
+    # Cut the bytes into header, lengths, pointers, documents and modes.  Two sequences of one
+    # document each (three bounds): cuts at 34, 42, 58 and 82.
     ends = _HEADER.size + np.array([0, 4 * sequences, 12 * sequences, end - _HEADER.size])
     lengths, pointers, bounds = np.split(data, ends)[1:4]
     return _Index(lengths.view("<i4"), pointers.view("<i8"), bounds.view("<i8"), _ITEM_BYTES[dtype])
@@ -123,6 +125,7 @@ def _document_lengths(index: _Index, path: Path, chunk: int) -> Iterator[IntArra
         if lengths.min() < 0:
             i = int(np.argmax(lengths < 0))
             raise CorpusError(path, f"{lengths[i]} is no length", first + i, "sequence")
+        # Bounds 0 2 5 and lengths 3 4 1 1 1 give 7 3.
         yield check_rows(np.add.reduceat(lengths, bounds[:-1] - first), path, rows, "document")
     if done != sequences:
         raise CorpusError(

@@ -116,7 +116,8 @@ def _whole(path: Path | None, format: Format | None, request: Request) -> Iterat
     """Chunks without empty ones, none too large; errors of the system as CorpusError."""
     name, samples = _name(path), 0
     try:
-        if path is not None and (path.is_dir() or path.name in (arrow.STATE, MDS_INDEX)):
+        described = (arrow.STATE, MDS_INDEX) if format in (None, "huggingface") else ()
+        if path is not None and (path.is_dir() or path.name in described):
             chunks = _read_folder(path, format, request)
         else:
             chunks = _read_file(path, format, request)
@@ -157,6 +158,7 @@ def _read_folder(path: Path, format: Format | None, request: Request) -> Iterato
 def _read_file(path: Path | None, format: Format | None, request: Request) -> Iterator[IntArray]:
     """One file, or standard input where `path` is None."""
     found = format
+    # Text and arrays are read from a stream; formats with a footer or an index need the file.
     if path is None or found not in _FILES:
         with _open_stream(path) as stream:
             found = found or _detect(stream.peek(), _name(path))
@@ -181,6 +183,7 @@ def _open_stream(path: Path | None) -> Iterator[io.BufferedReader]:
     source = cast(BinaryIO, sys.stdin.buffer) if path is None else path.open("rb")
     try:
         stream = _Borrowed(cast(io.RawIOBase, source), 1 << 20)
+        # A pipe cannot be rewound: peeked bytes stay in the buffer.
         if stream.peek().startswith(_GZIP):
             unzipped = gzip.GzipFile(fileobj=cast(BinaryIO, stream))
             stream = _Borrowed(cast(io.RawIOBase, unzipped), 1 << 20)
@@ -239,6 +242,7 @@ def _shards(folder: Path, format: Format | None) -> list[Path]:
                 f"{', '.join(suffixes)}; name a file of sample lengths"
             )
         raise CorpusError(folder, problem)
+    # Reading only some of the files would lose samples without a word.
     if len(kinds) > 1:
         first = ", ".join(files[0].name for files in kinds.values())
         raise CorpusError(
@@ -251,6 +255,7 @@ def _shards(folder: Path, format: Format | None) -> list[Path]:
 
 def _check_complete(folder: Path, files: list[Path]) -> None:
     """CorpusError for shards whose names say that others are missing, and for cache files."""
+    # For each series, as in train-00001-of-00004.parquet, the numbers that are there.
     series: dict[tuple[str, str, str], set[int]] = {}
     for file in files:
         if file.name.startswith("cache-"):

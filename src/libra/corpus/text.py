@@ -65,6 +65,7 @@ def read_text(stream: BinaryIO, file: str, request: Request) -> Iterator[IntArra
                 "is neither of a known binary format nor text; a list of lengths is text with "
                 "integers separated by commas or white space",
             ) from None
+        # A block may end inside a number or a comment: keep that part for the next block.
         whole, rest = _cut(rest + block) if block else (rest, "")
         if not whole and len(rest) > _BLOCK and "#" not in rest:
             whole, rest = rest, ""  # no integer is as long as this word
@@ -170,6 +171,7 @@ def _values(
         if type(value) is not kind:
             problem = f"{column!r} is {show(value)}; line {first_line} has {kind.__name__} there"
             raise CorpusError(file, problem, number, "line")
+        # Of a list only its size is kept: a batch of rows may hold millions of tokens.
         yield number, len(value) if isinstance(value, list) else value
 
 
@@ -188,6 +190,7 @@ def read_npy(stream: BinaryIO, file: str, request: Request) -> Iterator[IntArray
             there = first + len(data) // dtype.itemsize
             raise CorpusError(file, f"is cut short: its header says {rows} rows, it ends", there)
         yield check_rows(np.frombuffer(data, dtype=dtype), file, range(first, first + wanted))
+    # Two arrays saved into one file would otherwise lose the second.
     if stream.read(1):
         raise CorpusError(
             file, f"goes on after the {rows} rows of its array; save all lengths as one array"

@@ -127,6 +127,8 @@ def test_an_mds_dataset_is_refused_with_the_way_to_read_it(tmp_path: Path, named
     (tmp_path / "mds" / "index.json").write_text(json.dumps({"version": 2, "shards": []}))
     with pytest.raises(CorpusError, match=r"is an MDS dataset .*convert lengths to .npy"):
         load_lengths(tmp_path / named)
+    (tmp_path / "index.json").write_text('{"length": 5}')
+    assert load_lengths(tmp_path / "index.json", format="jsonl").tolist() == [5]
     np.save(tmp_path / "mds" / "lengths.npy", np.array([3]))
     assert load_lengths(tmp_path / "mds", format="npy").tolist() == [3]
 

@@ -64,7 +64,7 @@ def check_coverage(plan: PoolPlan, moves: KVTransfers) -> None:
         assert (column[via] == column[later]).all()
 
 
-@pytest.mark.usefixtures("eager_relays")
+@pytest.mark.usefixtures("eager_multicasts")
 @given(small_pools(placements=("surplus",)), st.data())
 @settings(max_examples=150)
 def test_every_need_gets_each_of_its_rows_once(pool: SmallPool, data: st.DataObject) -> None:
@@ -81,7 +81,7 @@ def test_every_need_gets_each_of_its_rows_once(pool: SmallPool, data: st.DataObj
     assert (arrived[0] == arrived[1]).all()  # all receive what they did without relays
 
 
-@pytest.mark.usefixtures("eager_relays")
+@pytest.mark.usefixtures("eager_multicasts")
 @given(small_pools(placements=("surplus",)))
 @settings(max_examples=100)
 def test_a_row_leaves_its_holder_for_other_nodes_once(pool: SmallPool) -> None:

@@ -57,7 +57,7 @@ def at_home(pool: SmallPool) -> PoolPlan:
     ).plan()
 
 
-@pytest.mark.usefixtures("short_relays")
+@pytest.mark.usefixtures("short_multicasts")
 @given(
     pool=small_pools(placements=("surplus",)),
     traffic=st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.0, 2.0]),
@@ -80,7 +80,7 @@ def test_no_worker_passes_a_limit_by_more_than_its_own_rows_need(
     assert now[2] <= memory + held + EXACT
 
 
-@pytest.mark.usefixtures("short_relays")
+@pytest.mark.usefixtures("short_multicasts")
 @given(
     pool=small_pools(placements=("surplus",)),
     ranks_per_node=st.integers(1, 12),

@@ -77,7 +77,7 @@ def check(plan: PoolPlan) -> None:
         assert memory.workspace_without_gradients[worker] == size * alone
 
 
-@pytest.mark.usefixtures("eager_relays")
+@pytest.mark.usefixtures("eager_multicasts")
 @given(pool=small_pools(), backward=st.sampled_from(["retain", "refetch"]))
 def test_a_pool_takes_what_its_routes_take(pool: SmallPool, backward: str) -> None:
     check(
@@ -91,7 +91,7 @@ def test_a_pool_takes_what_its_routes_take(pool: SmallPool, backward: str) -> No
     )
 
 
-@pytest.mark.usefixtures("eager_relays")
+@pytest.mark.usefixtures("eager_multicasts")
 @given(pool=small_pools())
 def test_rows_land_in_the_buffer_itself_where_their_order_lets_them(pool: SmallPool) -> None:
     plan = pool.plan()

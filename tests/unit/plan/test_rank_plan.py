@@ -19,7 +19,7 @@ from tests.exchange_model import NOTHING, Exchange, exchange
 from tests.pools import SmallPool, small_pools
 from tests.slow_planner import sample_tables
 
-pytestmark = pytest.mark.usefixtures("eager_relays")
+pytestmark = pytest.mark.usefixtures("eager_multicasts")
 
 IntArray = NDArray[np.int64]
 

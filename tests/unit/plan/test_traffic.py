@@ -24,7 +24,7 @@ from libra.plan.traffic import extra_memory, pool_traffic
 from tests.pools import SmallPool, small_pools
 from tests.unit.plan.slow_traffic import Segment, all_rank_plans, slow_segments, slow_traffic
 
-pytestmark = pytest.mark.usefixtures("eager_relays")
+pytestmark = pytest.mark.usefixtures("eager_multicasts")
 
 LENGTHS = Path(__file__).parents[2] / "data" / "lengths-code.npy"
 EVERY = small_pools(placements=("surplus", "paper", "ulysses"))
