@@ -63,8 +63,8 @@ def from_keys(
 ) -> Described:
     """A `kind` from its fields in `values`; with `presets`, the key `preset` names one to change.
 
-    `where` names the section or file in errors: for keys that are unknown or missing, and for all
-    that `kind` refuses.
+    `where` names the section in errors for keys that are unknown or missing; `kind` itself refuses
+    values.
     """
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # any dataclass
     check_keys(values, (*fields, *(("preset",) if presets else ())), where)

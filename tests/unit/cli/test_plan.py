@@ -17,7 +17,7 @@ from libra.cli.choose_pool import choose_pool
 from libra.cli.main import main
 from libra.cli.plan import PlanOptions, run_plan
 from libra.cli.simulate import SimulateOptions, make_study
-from libra.cli.units import byte_unit, show_bytes, show_seconds
+from libra.cli.units import show_bytes, show_seconds
 from libra.config import HeadShape, PoolConfig
 from libra.corpus import load_lengths
 from libra.plan.plan_pool import plan_pool
@@ -105,7 +105,7 @@ def test_the_figures_are_those_of_the_planner(lengths: Path, tmp_path: Path) -> 
     assert found["bound"] == {"traffic": bound, "ratio": expected.traffic.sum() / bound}
 
 
-def test_the_summary_tells_bytes_of_both_passes_the_bound_and_the_modelled_times(
+def test_the_summary_shows_bytes_of_both_passes_the_bound_and_the_modelled_times(
     lengths: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert plan(lengths, f"--config.backward refetch --json {tmp_path / 'plan.json'}") == 0
@@ -357,23 +357,6 @@ def test_help_names_every_option_and_imports_neither_torch_nor_matplotlib() -> N
     for option in ("--tokens", "--config.pool-size", "--cluster", "--kernels FILE", "--trace FILE"):
         assert option in run.stdout
     assert run.stdout.splitlines()[-1] == "set()"
-
-
-def test_bytes_and_seconds_read_well() -> None:
-    assert [show_bytes(n) for n in (0, 999, 1_000, 41_560_264_704)] == [
-        "0 B",
-        "999 B",
-        "1.00 kB",
-        "41.56 GB",
-    ]
-    unit = byte_unit(354_175_270_912)
-    assert [unit.show(n) for n in (354_175_270_912, 12_000_000, 0)] == ["354.2", "0.0", "0"]
-    assert [show_seconds(s) for s in (2e-5, 0.00784, 1.5, 1234.5)] == [
-        "20 µs",
-        "7.84 ms",
-        "1.5 s",
-        "1,234 s",
-    ]
 
 
 def test_an_output_never_overwrites_the_lengths(

@@ -18,7 +18,7 @@ PACKS = [[0, 4096], [0, 100, 700, 4096], [0, 1, 2000, 4096], [0, 2048, 4096]]
 
 @pytest.mark.parametrize("placement", ["surplus", "paper"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_seconds_are_those_of_all_launches_of_the_routes(placement, direction) -> None:
+def test_seconds_are_those_of_all_calls_of_the_rank_plans(placement, direction) -> None:
     config = PoolConfig(pool_size=4, block_size=512, chunks=2, placement=placement)
     plan = plan_pool(PACKS, cp_size=2, config=config, heads=HEADS)
     table = published_table(CLUSTERS["h100"], key_dim=16, value_dim=16)
