@@ -12,7 +12,6 @@ import torch
 
 import libra
 from libra.runtime import speed
-from libra.runtime.speed import SpeedMeter, relative_speeds
 from tests.distributed.cases import Case, attention_case, compare, make_pack, make_pool, my_rows
 from tests.distributed.ranks import RankPool
 
@@ -67,21 +66,3 @@ def test_measuring_is_off_unless_asked_for(ranks4: RankPool) -> None:
     case = Case(bounds=CASE.bounds, tokens=512, cp=2, heads=CASE.heads, config=config)
     loads = {tuple(errors.load) for errors in ranks4.run(attention_case, case)}
     assert len(loads) == 1
-
-
-def test_relative_speeds_wait_for_every_worker_and_ignore_noise() -> None:
-    assert relative_speeds(np.array([100, 0])) is None
-    assert relative_speeds(np.array([1000, 1004])).tolist() == [1.0, 1.0]
-    assert relative_speeds(np.array([50, 150])).tolist() == [0.5, 1.5]
-    assert (relative_speeds(np.array([1, 10**9])) > 0).all()
-
-
-def test_the_meter_follows_the_last_hundred_calls() -> None:
-    meter = SpeedMeter()
-    assert meter.reading == 0
-    for _ in range(10):
-        meter.add(pairs=1_000_000, seconds=0.01)
-    assert meter.reading == 100_000
-    for _ in range(500):
-        meter.add(pairs=1_000_000, seconds=0.02)
-    assert meter.reading == pytest.approx(50_000, rel=0.02)

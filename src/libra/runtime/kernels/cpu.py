@@ -1,7 +1,7 @@
 """CPU kernel: PyTorch's flash-attention CPU operator on strided views, segment by segment.
 
 The operator aligns a causal mask top-left and computes whole 512-key blocks, masked or not.  So a
-segment is cut into pieces: small causal squares on the diagonal and full rectangles left of them.
+segment is cut into pieces: small causal squares on the diagonal and full rectangles to their left.
 
       keys ->  prefix      | a   | b   |
       rows a   r r r r r r | s   |     |      r  rectangle of the prefix
@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from libra.plan.attention_calls import AttentionCall
@@ -45,28 +46,28 @@ class Piece(NamedTuple):
     causal: bool
     """A causal piece is square."""
     opens: bool
-    """It is the first that its rows meet; later ones merge with it."""
+    """The first piece of its rows; later ones merge with it."""
 
 
 class Task(NamedTuple):
-    """One segment in plain integers."""
+    """One piece in plain integers, counted within the buffers."""
 
-    q_start: int
-    q_len: int
-    k_start: int
-    q_head: int
-    kv_head: int
+    queries: tuple[int, int, int, int]
+    """(first head, heads, first row, rows)."""
+    keys: tuple[int, int, int, int]
+    """The same of the keys."""
     lse_start: int
-    pieces: tuple[Piece, ...]
+    """First element of the flat LSE; its heads lie `lse_stride` apart."""
+    lse_stride: int
+    causal: bool
+    opens: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuPrepared:
-    """The tasks of one launch."""
+    """The tasks of one attention call."""
 
     tasks: tuple[Task, ...]
-    heads: int
-    kv_heads: int
     extents: Extents
 
 
@@ -87,22 +88,22 @@ class CpuKernel:
         if device.type != "cpu":
             raise ValueError(f"the cpu kernel cannot serve device {device}; choose another kernel")
         extents = check_call(call)
+        columns = (call.q_start, call.q_len, call.k_start, call.k_len, call.q_head, call.kv_head)
         tasks, lse_start = [], 0
-        for index in range(len(call)):
-            q_len, k_len = int(call.q_len[index]), int(call.k_len[index])
-            tasks.append(
+        for q_start, q_len, k_start, k_len, q_head, kv_head in np.stack(columns, axis=1).tolist():
+            tasks += [
                 Task(
-                    q_start=int(call.q_start[index]),
-                    q_len=q_len,
-                    k_start=int(call.k_start[index]),
-                    q_head=int(call.q_head[index]),
-                    kv_head=int(call.kv_head[index]),
-                    lse_start=lse_start,
-                    pieces=cut(q_len, k_len, self.leaf, causal=call.causal),
+                    queries=(q_head, call.heads, q_start + piece.row, piece.rows),
+                    keys=(kv_head, call.kv_heads, k_start + piece.key, piece.keys),
+                    lse_start=lse_start + piece.row,
+                    lse_stride=q_len,
+                    causal=piece.causal,
+                    opens=piece.opens,
                 )
-            )
+                for piece in cut(q_len, k_len, self.leaf, causal=call.causal)
+            ]
             lse_start += q_len * call.heads
-        return CpuPrepared(tuple(tasks), call.heads, call.kv_heads, extents)
+        return CpuPrepared(tuple(tasks), extents)
 
     @torch.no_grad()
     def forward(self, prepared: CpuPrepared, buffers: Buffers, scale: float) -> None:
@@ -111,29 +112,21 @@ class CpuKernel:
             return
         check_buffers(prepared.extents, buffers)
         q_TND, k_TND, v_TNE, out_TNE, lse = buffers
-        heads, kv_heads = prepared.heads, prepared.kv_heads
         width, dtype = max(q_TND.shape[2], v_TNE.shape[2]), self._compute_dtype(q_TND.dtype)
         q, k, v = (_Blocks.of(_operand(t, width, dtype)) for t in (q_TND, k_TND, v_TNE))
         sum_TNE = _summable(out_TNE, lse)
         out = _Blocks.of(sum_TNE)
         for task in prepared.tasks:
-            for piece in task.pieces:
-                row, key = task.q_start + piece.row, task.k_start + piece.key
-                part_HRW, part_lse_HR = _attend(
-                    q.at(task.q_head, heads, row, piece.rows),
-                    k.at(task.kv_head, kv_heads, key, piece.keys),
-                    v.at(task.kv_head, kv_heads, key, piece.keys),
-                    0.0,
-                    piece.causal,
-                    scale=scale,
-                )
-                _merge(
-                    out.at(task.q_head, heads, row, piece.rows),
-                    _lse_at(lse, task, piece, heads),
-                    _first(part_HRW, v_TNE.shape[2]),
-                    part_lse_HR,
-                    piece.opens,
-                )
+            part_HRW, part_lse_HR = _attend(
+                q.at(*task.queries),
+                k.at(*task.keys),
+                v.at(*task.keys),
+                0.0,
+                task.causal,
+                scale=scale,
+            )
+            part_HRE = _first(part_HRW, v_TNE.shape[2])
+            _merge(out.at(*task.queries), _lse_at(lse, task), part_HRE, part_lse_HR, task.opens)
         _copy_rows(out_TNE, sum_TNE, prepared)
 
     @torch.no_grad()
@@ -145,7 +138,6 @@ class CpuKernel:
         check_grads(prepared.extents, buffers, grads)
         q_TND, k_TND, v_TNE, out_TNE, lse = buffers
         dout_TNE, dq_TND, dk_TND, dv_TNE = grads
-        heads, kv_heads = prepared.heads, prepared.kv_heads
         key_dim, value_dim = q_TND.shape[2], v_TNE.shape[2]
         width, dtype = max(key_dim, value_dim), self._compute_dtype(q_TND.dtype)
         dout, q, k, v, out = (
@@ -154,26 +146,24 @@ class CpuKernel:
         sum_TND = _summable(dq_TND, lse)
         dq, dk, dv = (_Blocks.of(t) for t in (sum_TND, dk_TND, dv_TNE))
         for task in prepared.tasks:
-            for piece in task.pieces:
-                queries = (task.q_head, heads, task.q_start + piece.row, piece.rows)
-                keys = (task.kv_head, kv_heads, task.k_start + piece.key, piece.keys)
-                part_dq, part_dk, part_dv = _attend_backward(
-                    dout.at(*queries),
-                    q.at(*queries),
-                    k.at(*keys),
-                    v.at(*keys),
-                    out.at(*queries),
-                    _lse_at(lse, task, piece, heads),
-                    0.0,
-                    piece.causal,
-                    scale=scale,
-                )
-                if piece.opens:
-                    dq.at(*queries).copy_(_first(part_dq, key_dim))
-                else:
-                    dq.at(*queries).add_(_first(part_dq, key_dim))
-                dk.at(*keys).add_(_first(part_dk, key_dim))
-                dv.at(*keys).add_(_first(part_dv, value_dim))
+            queries, keys = task.queries, task.keys
+            part_dq, part_dk, part_dv = _attend_backward(
+                dout.at(*queries),
+                q.at(*queries),
+                k.at(*keys),
+                v.at(*keys),
+                out.at(*queries),
+                _lse_at(lse, task),
+                0.0,
+                task.causal,
+                scale=scale,
+            )
+            if task.opens:
+                dq.at(*queries).copy_(_first(part_dq, key_dim))
+            else:
+                dq.at(*queries).add_(_first(part_dq, key_dim))
+            dk.at(*keys).add_(_first(part_dk, key_dim))
+            dv.at(*keys).add_(_first(part_dv, value_dim))
         _copy_rows(dq_TND, sum_TND, prepared)
 
     def _compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -184,7 +174,7 @@ class CpuKernel:
 
 
 def cut(q_len: int, k_len: int, leaf: int, *, causal: bool = True) -> tuple[Piece, ...]:
-    """Overlaps of a segment: first the squares, which cover every row once, then the rectangles.
+    """Pieces of a segment: first the squares, which cover every row once, then the rectangles.
 
     A single row sees all its keys and is one rectangle, as is a segment that is not causal.
     """
@@ -230,10 +220,11 @@ class _Blocks(NamedTuple):
         return self.buffer_TNW.as_strided(shape, self.strides, offset)
 
 
-def _lse_at(lse: torch.Tensor, task: Task, piece: Piece, heads: int) -> torch.Tensor:
+def _lse_at(lse: torch.Tensor, task: Task) -> torch.Tensor:
     """[1, heads, rows] of the flat LSE."""
-    offset = lse.storage_offset() + task.lse_start + piece.row
-    return lse.as_strided((1, heads, piece.rows), (0, task.q_len, 1), offset)
+    _, heads, _, rows = task.queries
+    offset = lse.storage_offset() + task.lse_start
+    return lse.as_strided((1, heads, rows), (0, task.lse_stride, 1), offset)
 
 
 def _merge(
@@ -243,7 +234,7 @@ def _merge(
     part_lse: torch.Tensor,
     opens: bool,
 ) -> None:
-    """Fold attention over some keys into `out` and `lse`, attention over others; both in place."""
+    """Merge attention over some keys into `out` and `lse`, attention over others, in place."""
     if opens:
         out.copy_(part)
         lse.copy_(part_lse)
@@ -270,8 +261,8 @@ def _copy_rows(to_TNX: torch.Tensor, from_TNX: torch.Tensor, prepared: CpuPrepar
         return
     to, source = _Blocks.of(to_TNX), _Blocks.of(from_TNX)
     for task in prepared.tasks:
-        queries = (task.q_head, prepared.heads, task.q_start, task.q_len)
-        to.at(*queries).copy_(source.at(*queries))
+        if task.opens:  # pieces that open cover every row once
+            to.at(*task.queries).copy_(source.at(*task.queries))
 
 
 def _operand(t_TND: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:

@@ -93,6 +93,21 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+PREFIX = Case(
+    segments=make_segments(
+        (0, 1, 0, 1, 0, 0),
+        (1, 150, 0, 300, 3, 0),
+        (1, 150, 5, 150, 0, 1),
+        (151, 7, 293, 7, 1, 1),
+        heads=2,
+        kv_heads=1,
+    ),
+    q_shape=(158, 5, 8),
+    k_shape=(300, 2, 8),
+    v_shape=(300, 2, 8),
+)
+
+
 def inputs(
     case: Case, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,22 +1,20 @@
-"""The GPU kernels' gathers, microbatches and sums, on a CPU, against stand-ins for their libraries."""
+"""FlashAttention kernels on a CPU, against stand-ins for their libraries."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libra.runtime.kernels import flash, kernel_for, kernel_names
+from libra.runtime.kernels import flash
 from libra.runtime.kernels.flash import FlashKernel
 from libra.runtime.kernels.interface import Buffers, Grads
-from libra.runtime.kernels.packed import key_sets, pack
+from libra.runtime.kernels.packed import pack
 from tests.unit.runtime.kernels import flash_standins
 from tests.unit.runtime.kernels.kernel_cases import (
     CPU,
@@ -33,7 +31,6 @@ from tests.unit.runtime.kernels.kernel_cases import (
 )
 
 BUILDS = ("flash2", "flash3 of August 2025", "flash3", "flash4", "varlen")
-CUDA = torch.device("cuda", 0)
 SHARED = Case(
     segments=make_segments(
         *((4 * i, 4, 2, 12 - i, 2 * (i % 2), i % 2) for i in range(6)), heads=2, kv_heads=1
@@ -115,35 +112,6 @@ def test_transposed_and_expanded_views_are_read_as_their_values(build: str) -> N
     assert_close(found, due, 4e-3)
 
 
-@settings(max_examples=60)
-@given(case=cases())
-def test_key_sets_hold_each_segment_once_and_no_key_twice(case: Case) -> None:
-    s = case.segments
-    sets = key_sets(s)
-    assert sorted(np.concatenate(sets).tolist()) == list(range(len(s)))
-    for members in sets:
-        readers = np.zeros(case.k_shape[:2], dtype=np.int64)
-        for i in members:
-            keys = slice(s.k_start[i], s.k_start[i] + s.k_len[i])
-            readers[keys, s.kv_head[i] : s.kv_head[i] + s.kv_heads] += 1
-        assert readers.max() == 1
-
-
-def test_there_are_as_many_key_sets_as_the_most_shared_key_has_readers() -> None:
-    rows = [(i, 1, start, 4, 0, head) for i, (start, head) in enumerate([(0, 0), (2, 0), (4, 0)])]
-    rows += [(9, 1, 0, 4, 0, 1)]
-    assert len(key_sets(make_segments(*rows, heads=1, kv_heads=1))) == 2
-
-
-def test_calls_gather_no_more_than_the_allowed_copies_of_their_keys() -> None:
-    rows = [(i, 1, 0, 100, 0, 0) for i in range(10)]
-    segments = make_segments(*rows, heads=1, kv_heads=1)
-    for duplication, calls in ((1, 10), (4, 3), (10, 1)):
-        packed = pack(segments, CPU, duplication)
-        assert len(packed.calls) == calls
-        assert all(call.k.count <= 100 * duplication for call in packed.calls)
-
-
 def test_nothing_waits_for_the_device() -> None:
     """On the meta device a tensor has no values: whatever reads one on the host raises."""
     meta = torch.device("meta")
@@ -203,65 +171,3 @@ def test_an_lse_in_another_layout_is_an_error_and_not_a_wrong_gradient() -> None
     kernel = FlashKernel(name="old", build=build, attend=attend, attend_backward=attend)
     with pytest.raises(RuntimeError, match=r"old returned an LSE of \(2, 1, 4\)"):
         run(kernel, plain_case([4, 2], heads=1, kv_heads=1, dim=8), torch.float16)
-
-
-def gpu(patch: pytest.MonkeyPatch, major: int, minor: int = 0) -> None:
-    """Pretend that `CUDA` has this compute capability."""
-    patch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
-
-
-@pytest.mark.parametrize(
-    "major, names",
-    [
-        (8, ("flash2", "varlen")),
-        (9, ("flash3", "flash4", "flash2", "varlen")),
-        (10, ("flash4", "flash2", "varlen")),
-        (12, ("flash4", "flash2", "varlen")),
-    ],
-)
-def test_kernels_are_tried_in_the_order_that_suits_the_gpu(
-    major: int, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu(monkeypatch, major)
-    assert kernel_names(CUDA) == names
-
-
-def test_the_best_kernel_whose_library_imports_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu(monkeypatch, 9)
-    flash_standins.install_flash2(monkeypatch)
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)  # type: ignore[arg-type]
-    kernel = kernel_for(CUDA)
-    assert isinstance(kernel, FlashKernel) and kernel.name == "flash2"
-
-
-def test_a_library_too_old_is_passed_over_and_the_error_says_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu(monkeypatch, 8)
-    flash_standins.install_flash2(monkeypatch, version="2.5.9.post1")
-    with pytest.raises(ValueError, match=r"flash2 \(ImportError: flash_attn is 2\.5\.9\.post1"):
-        kernel_for(CUDA, "flash2")
-
-
-def test_when_nothing_imports_the_error_lists_what_was_tried_and_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu(monkeypatch, 9)
-    for name in ("flash_attn", "flash_attn_interface"):
-        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
-    with pytest.raises(ValueError, match=r"flash3.*flash4.*flash2.*varlen.*without FlashAttention"):
-        kernel_for(CUDA)
-
-
-def test_a_kernel_of_another_device_is_refused_with_the_choices() -> None:
-    with pytest.raises(ValueError, match=r"kernel='flash2' does not serve device cpu.*cpu"):
-        kernel_for(CPU, "flash2")
-
-
-def test_a_device_or_gpu_without_a_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="device meta"):
-        kernel_for(torch.device("meta"))
-    gpu(monkeypatch, 7, 5)
-    with pytest.raises(ValueError, match=r"compute capability 7\.5"):
-        kernel_for(CUDA)
