@@ -61,17 +61,6 @@ class KVBuffer:
     """Buffer row of each arriving, then own row, [rows]; None if they arrive in buffer order."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KVAllToAlls:
-    """How K and V come to one worker, for each chunk."""
-
-    kv: tuple[AllToAll, ...]
-    """From the workers that hold the rows."""
-    kv_multicast: tuple[AllToAll, ...]
-    """From workers that pass on what `kv` has brought them."""
-    kv_buffers: tuple[KVBuffer, ...]
-
-
 def q_all_to_alls(plan: PoolPlan, worker: int) -> tuple[AllToAll, ...]:
     """Q of moved tiles to the workers that compute them, for each chunk."""
     geometry, head_groups = plan.geometry, plan.head_groups
@@ -101,8 +90,12 @@ def q_all_to_alls(plan: PoolPlan, worker: int) -> tuple[AllToAll, ...]:
     )
 
 
-def kv_all_to_alls(plan: PoolPlan, worker: int) -> KVAllToAlls:
-    """Both K/V exchanges of each chunk, and the buffers that they fill."""
+def kv_all_to_alls(
+    plan: PoolPlan, worker: int
+) -> tuple[tuple[AllToAll, ...], tuple[AllToAll, ...], tuple[KVBuffer, ...]]:
+    """K and V of each chunk: from the workers that hold the rows, from those that pass on rows of
+    the first, and the buffers that both fill.
+    """
     runs, kv_count = plan.kv_transfers, plan.head_groups.kv_count
     remote, passed_on = runs.source != runs.destination, runs.passed_on
     held_row = runs.source_row * kv_count + runs.kv_head_group  # in the first hop
@@ -114,7 +107,7 @@ def kv_all_to_alls(plan: PoolPlan, worker: int) -> KVAllToAlls:
         kv_multicast.append(_kv_hop(plan, worker, now & passed_on, arrived_row, 1))
         mine = np.flatnonzero(now & (runs.destination == worker))
         kv_buffers.append(_kv_buffer(plan, mine, mine[~remote[mine]], held_row))
-    return KVAllToAlls(tuple(kv), tuple(kv_multicast), tuple(kv_buffers))
+    return tuple(kv), tuple(kv_multicast), tuple(kv_buffers)
 
 
 def _kv_hop(

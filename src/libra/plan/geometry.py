@@ -1,14 +1,20 @@
-"""Where everything of a pool lies: samples, the workers' fragments, and the blocks that tiles are
-cut from.
+"""Where everything of a pool lies: samples, the fragments that workers hold, and the blocks that
+tiles are cut from.
 
-Positions are *pool positions*: the packs laid end to end, pack p at [p * tokens, (p + 1) * tokens).
+    pool position   0             tokens         2 * tokens
+    packs           |   pack 0    |    pack 1    |
+    samples         | a |    b    |  c  | d |  e |
+    fragments       | 0  |  1     |  2   |  3    |     rows of one pack at one worker
+    blocks          |  |  |   |   |  |   |   |   |     cut at every fragment start
+
+Positions are *pool positions*: packs one after the other, pack p at [p * tokens, (p + 1) * tokens).
 Worker p * CP + c is rank c of the CP group that holds pack p.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -21,11 +27,7 @@ from libra.data.lengths import causal_pairs, check_cu_seqlens
 IntArray = NDArray[np.int64]
 
 _LONG_RUN: Final = 256
-"""Mean values in a run from which `spread` writes run by run."""
-
-
-def _none() -> IntArray:
-    return np.empty(0, dtype=np.int64)
+"""Mean values in a range from which `spread` writes range by range."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,10 +42,12 @@ class Overlaps:
     stop: IntArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Geometry:
     """A pool's samples, fragments and blocks; all int64, positions in pool coordinates."""
 
+    cu_seqlens: tuple[IntArray, ...]
+    """Sample bounds of each pack, zero-length samples dropped."""
     tokens: int
     """L, tokens of one pack, padding included."""
     packs: int
@@ -56,23 +60,22 @@ class Geometry:
     fragment_start: IntArray
     fragment_stop: IntArray
     fragment_local: IntArray
+    """Row of a fragment's first token at its worker."""
     pack_stop: IntArray
     """Pool position at which each pack's real tokens end, [packs]."""
     sample_shards: Overlaps
     """Samples (left) and the fragments (right) that hold them, ordered by sample, then position."""
-    block_start: IntArray = field(default_factory=_none)
-    """Blocks tile the pool; until `with_cuts` there are none."""
-    block_stop: IntArray = field(default_factory=_none)
-    """Blocks cover real tokens only; a block of padding is empty."""
-    block_worker: IntArray = field(default_factory=_none)
+    block_start: IntArray
+    """Blocks cover the pool."""
+    block_stop: IntArray
+    """Blocks end with the real tokens; a block of padding is empty."""
+    block_worker: IntArray
     """Q-home of each block."""
-    block_local: IntArray = field(default_factory=_none)
+    block_local: IntArray
     """Row of a block's first token at its Q-home."""
-    block_pairs: IntArray = field(default_factory=_none)
+    block_pairs: IntArray
     """Causal query-key pairs of each block, one head."""
-    block_samples: Overlaps = field(
-        default_factory=lambda: Overlaps(_none(), _none(), _none(), _none())
-    )
+    block_samples: Overlaps
     """Blocks (left) and the samples (right) that they hold rows of, ordered by position."""
 
     @property
@@ -89,7 +92,8 @@ def pool_geometry(
     layout: ShardLayout = "contiguous",
     tokens: int | None = None,
 ) -> Geometry:
-    """Lay out a pool of packs.
+    """Lay out a pool of packs, with blocks of at most `block_size` tokens; None makes every fragment
+    a block.
 
     `tokens` is L; None takes the common end of all `cu_seqlens`.  Rows of a pack after the end of
     its cu_seqlens are padding and cost nothing.  Raises ValueError for an empty pool, packs of
@@ -97,32 +101,30 @@ def pool_geometry(
     """
     if not len(cu_seqlens_per_pack):
         raise ValueError("a pool needs the cu_seqlens of at least one pack; got none")
-    bounds = [check_cu_seqlens(cu, tokens=tokens) for cu in cu_seqlens_per_pack]
+    bounds = tuple(check_cu_seqlens(cu, tokens=tokens) for cu in cu_seqlens_per_pack)
     ends = {int(cu[-1]) for cu in bounds}
     if tokens is None:
         if len(ends) > 1:
             raise ValueError(
                 f"packs of one pool end at different tokens: {sorted(ends)}; every pack holds the "
-                "same L "
-                "(pass tokens=L where the rest of a pack is padding)"
+                "same L (pass tokens=L where the rest of a pack is padding)"
             )
         tokens = ends.pop()
-    packs = len(bounds)
-    shards = shard_map(tokens, cp_size, layout)
+
+    # Step 1: the fragments of one pack, repeated for each.
+    packs, shards = len(bounds), shard_map(tokens, cp_size, layout)
     offset = np.arange(packs, dtype=np.int64)[:, None] * tokens
-
-    fragment_start = (shards.start + offset).ravel()
-    fragment_stop = (shards.stop + offset).ravel()
+    fragment_start, fragment_stop = (shards.start + offset).ravel(), (shards.stop + offset).ravel()
     fragment_worker = (shards.rank + np.arange(packs)[:, None] * cp_size).ravel()
-    fragment_local = np.tile(shards.local, packs)
-    rows = np.bincount(
-        fragment_worker, weights=fragment_stop - fragment_start, minlength=packs * cp_size
-    ).astype(np.int64)
+    rows = np.zeros(packs * cp_size, dtype=np.int64)
+    np.add.at(rows, fragment_worker, fragment_stop - fragment_start)
 
+    # Step 2: samples, and which fragments hold them.
     sample_start = np.concatenate([cu[:-1] + p * tokens for p, cu in enumerate(bounds)])
     sample_stop = np.concatenate([cu[1:] + p * tokens for p, cu in enumerate(bounds)])
-
-    unblocked = Geometry(
+    none = np.empty(0, dtype=np.int64)
+    without_blocks = Geometry(
+        cu_seqlens=bounds,
         tokens=tokens,
         packs=packs,
         cp_size=cp_size,
@@ -132,21 +134,35 @@ def pool_geometry(
         fragment_worker=fragment_worker,
         fragment_start=fragment_start,
         fragment_stop=fragment_stop,
-        fragment_local=fragment_local,
-        pack_stop=np.array([cu[-1] + p * tokens for p, cu in enumerate(bounds)], dtype=np.int64),
+        fragment_local=np.tile(shards.local, packs),
+        pack_stop=np.array([cu[-1] for cu in bounds], dtype=np.int64) + offset.ravel(),
         sample_shards=_overlap(sample_start, sample_stop, fragment_start, fragment_stop),
+        block_start=none,
+        block_stop=none,
+        block_worker=none,
+        block_local=none,
+        block_pairs=none,
+        block_samples=Overlaps(none, none, none, none),
     )
-    cuts = np.union1d(np.arange(0, tokens, block_size or tokens, dtype=np.int64), shards.start)
-    return with_cuts(unblocked, (cuts + offset).ravel())
+    return with_cuts(without_blocks, uniform_cuts(without_blocks, block_size or tokens))
+
+
+def uniform_cuts(geometry: Geometry, block_size: int) -> IntArray:
+    """Cuts at every multiple of `block_size` in each pack and at every fragment start, int64."""
+    pack_start = np.arange(geometry.packs, dtype=np.int64) * geometry.tokens
+    multiples = pack_start[:, None] + np.arange(0, geometry.tokens, block_size, dtype=np.int64)
+    return np.union1d(multiples, geometry.fragment_start)
 
 
 def with_cuts(geometry: Geometry, cuts: IntArray) -> Geometry:
     """The same pool with its blocks cut at the ascending pool positions `cuts`, every fragment
     start among them.
     """
+    # Step 1: blocks end at the next cut, or where the real tokens of their pack end.
     block_end = np.append(cuts[1:], geometry.tokens * geometry.packs)
     pack_stop = geometry.pack_stop[cuts // geometry.tokens]
     block_stop = np.maximum(np.minimum(block_end, pack_stop), cuts)
+    # Step 2: the fragment that holds each block, and the pairs of its samples.
     home = np.searchsorted(geometry.fragment_start, cuts, side="right") - 1
     block_samples = _overlap(cuts, block_stop, geometry.sample_start, geometry.sample_stop)
     first_query = block_samples.start - geometry.sample_start[block_samples.right]
@@ -186,7 +202,7 @@ def spread(start: IntArray, count: IntArray, step: int = 1) -> IntArray:
     """Concatenate the ranges start_i, start_i + step, ... of count_i values each; int64."""
     stop = np.cumsum(count)
     total = int(stop[-1]) if len(stop) else 0
-    if total > _LONG_RUN * len(count):  # one write a run, where three passes over memory cost more
+    if total > _LONG_RUN * len(count):  # one write a range: three passes over memory cost more
         ranges = np.empty(total, dtype=np.int64)
         for first, length, end in zip(start.tolist(), count.tolist(), stop.tolist(), strict=True):
             ranges[end - length : end] = np.arange(first, first + step * length, step)

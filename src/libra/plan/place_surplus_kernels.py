@@ -56,6 +56,18 @@ class ByteBudget(NamedTuple):
     """K and V of one row and column."""
 
 
+class Surplus(NamedTuple):
+    """All that the loops read and update."""
+
+    shards: SampleShards
+    loads: Loads
+    budget: ByteBudget
+    given: IntArray
+    """Pieces that workers give away, [pieces, 5]: sample, column, first row, one past the last row,
+    shard; the row past the last falls as workers take late rows.
+    """
+
+
 @numba.njit(cache=True)
 def pairs_below(stop: int) -> int:
     """Query-key pairs of a sample's first `stop` rows."""
@@ -87,15 +99,15 @@ def move_surplus(
     gives.  `node` [workers] ascends from 0; with `node_local_first` the workers of a node take each
     other's surplus before those of other nodes do.
     """
-    given = _give(shards, latest_first, columns, loads)
+    surplus = Surplus(shards, loads, budget, _give(shards, latest_first, columns, loads))
     taken = [(0, 0, 0, 0, 0) for _ in range(0)]
     nodes = int(node.max()) + 1
     if node_local_first and 1 < nodes < len(node):
         for only in range(nodes):
-            _hand_out(given, taken, shards, loads, budget, node, only, False)
-    _hand_out(given, taken, shards, loads, budget, node, -1, False)
-    if (given[:, 3] > given[:, 2]).any():
-        _hand_out(given, taken, shards, loads, budget, node, -1, True)
+            _hand_out(surplus, taken, node, only, False)
+    _hand_out(surplus, taken, node, -1, False)
+    if (surplus.given[:, 3] > surplus.given[:, 2]).any():
+        _hand_out(surplus, taken, node, -1, True)
     return _table(taken)
 
 
@@ -142,11 +154,8 @@ def _give(shards: SampleShards, latest_first: IntArray, columns: int, loads: Loa
 
 @numba.njit(cache=True)
 def _hand_out(
-    given: IntArray,
+    surplus: Surplus,
     taken: list[tuple[int, int, int, int, int]],
-    shards: SampleShards,
-    loads: Loads,
-    budget: ByteBudget,
     node: IntArray,
     only: int,
     second_pass: bool,
@@ -156,6 +165,7 @@ def _hand_out(
 
     In the second pass a taker whose room is less than a stack's next row looks through the others.
     """
+    shards, loads, _, given = surplus
     load, target = loads.load, loads.target
     home = shards.worker[given[:, 4]]
     pick = [i for i in range(len(given)) if given[i, 3] > given[i, 2]]
@@ -171,19 +181,7 @@ def _hand_out(
             room.append((load[taker] - target[taker], taker))
     room.sort()
     for negative, taker in room:
-        _fill(
-            taker,
-            -negative,
-            gave[taker],
-            heap,
-            pick,
-            given,
-            taken,
-            shards,
-            loads,
-            budget,
-            second_pass,
-        )
+        _fill(surplus, taken, taker, -negative, gave[taker], heap, pick, second_pass)
 
 
 @numba.njit(cache=True)
@@ -205,30 +203,25 @@ def _stacks(given: IntArray, pick: list[int]) -> list[tuple[int, int, int]]:
 
 @numba.njit(cache=True)
 def _fill(
+    surplus: Surplus,
+    taken: list[tuple[int, int, int, int, int]],
     taker: int,
     room: float,
     gave: bool,
     heap: list[tuple[int, int, int]],
     pick: list[int],
-    given: IntArray,
-    taken: list[tuple[int, int, int, int, int]],
-    shards: SampleShards,
-    loads: Loads,
-    budget: ByteBudget,
     second_pass: bool,
 ) -> None:
     """One worker takes from the stacks, the highest row first, until it has no room left."""
+    shards, _, budget, given = surplus
     refused = [(0, 0, 0) for _ in range(0)]  # stacks that the limits keep from this taker
     while len(heap) > 0 and room > 0:
         top, first, last = heapq.heappop(heap)
         sample, prefix = given[pick[last], 0], -top
         if _fetch(sample, prefix, taker, gave, shards, budget, 1):
-            left, room, used = _take(
-                taker, room, first, last, pick, given, taken, shards, loads, budget, second_pass
-            )
+            last, room, used = _take(surplus, taken, taker, room, first, last, pick, second_pass)
             if not used:
                 _fetch(sample, prefix, taker, gave, shards, budget, -1)
-            last = left
         if last >= first:
             rest = (-given[pick[last], 3], first, last)
             if room > 0:
@@ -241,21 +234,19 @@ def _fill(
 
 @numba.njit(cache=True)
 def _take(
+    surplus: Surplus,
+    taken: list[tuple[int, int, int, int, int]],
     taker: int,
     room: float,
     first: int,
     last: int,
     pick: list[int],
-    given: IntArray,
-    taken: list[tuple[int, int, int, int, int]],
-    shards: SampleShards,
-    loads: Loads,
-    budget: ByteBudget,
     second_pass: bool,
 ) -> tuple[int, float, bool]:
     """Take late rows of a stack, whose keys one fetched prefix serves; returns (its last piece now,
     room left, whether any row was taken).
     """
+    shards, loads, budget, given = surplus
     load, _, width, step = loads
     moved, limits, q_row, o_row, _ = budget
     fits, used = True, False

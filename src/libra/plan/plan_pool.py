@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from libra.config import HeadShape, PoolConfig
-from libra.data.lengths import check_count, check_cu_seqlens
-from libra.plan.geometry import Geometry, pool_geometry
+from libra.data.lengths import check_count
+from libra.plan.geometry import pool_geometry, uniform_cuts, with_cuts
 from libra.plan.head_groups import cut_heads
 from libra.plan.place_ulysses import check_ulysses, place_ulysses
 from libra.plan.pool_plan import PoolPlan
@@ -50,23 +50,20 @@ def plan_pool(
         check_ulysses(heads, cp_size)
     shards = head_shards(config, cp_size)
     cut_heads(heads, shards, config.chunks)  # refuses heads that don't divide, before any work
-    bounds = tuple(check_cu_seqlens(cu, tokens=tokens) for cu in cu_seqlens_per_pack)
-    relative = None if speeds is None else _relative(speeds, config, len(bounds) * cp_size)
-    pool = _Pool(
-        cu_seqlens=bounds,
-        tokens=tokens,
-        cp_size=cp_size,
+    geometry = pool_geometry(
+        cu_seqlens_per_pack, cp_size=cp_size, layout=config.shard_layout, tokens=tokens
+    )
+    uncut = PoolPlan(
+        geometry=geometry,
         config=config,
         heads=heads,
         shards=shards,
-        speeds=relative,
+        assignment=np.repeat(geometry.block_worker, shards).astype(np.int32),
+        speeds=None if speeds is None else _relative(speeds, config, geometry.workers),
     )
     if config.placement == "ulysses":
-        geometry = pool.geometry()
-        return pool.plan(geometry, place_ulysses(geometry), shards)
-    if config.placement == "paper":
-        return _plan_paper(pool)
-    return _plan_surplus(pool)
+        return replace(uncut, assignment=place_ulysses(geometry))
+    return _paper(uncut) if config.placement == "paper" else _surplus(uncut)
 
 
 def head_shards(config: PoolConfig, cp_size: int) -> int:
@@ -74,61 +71,28 @@ def head_shards(config: PoolConfig, cp_size: int) -> int:
     return cp_size if config.placement == "ulysses" else config.head_shards
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Pool:
-    """The checked arguments of a plan."""
-
-    cu_seqlens: tuple[NDArray[np.int64], ...]
-    tokens: int | None
-    cp_size: int
-    config: PoolConfig
-    heads: HeadShape
-    shards: int
-    speeds: NDArray[np.int64] | None
-
-    def geometry(self, block_size: int | None = None) -> Geometry:
-        """The pool in blocks of at most `block_size` tokens; None cuts only between workers."""
-        return pool_geometry(
-            self.cu_seqlens,
-            cp_size=self.cp_size,
-            block_size=block_size,
-            layout=self.config.shard_layout,
-            tokens=self.tokens,
-        )
-
-    def plan(self, geometry: Geometry, assignment: NDArray[np.int32], shards: int) -> PoolPlan:
-        """The plan of an assignment of tiles."""
-        return PoolPlan(
-            cu_seqlens=self.cu_seqlens,
-            geometry=geometry,
-            config=self.config,
-            heads=self.heads,
-            shards=shards,
-            assignment=assignment,
-            speeds=self.speeds,
-        )
-
-
-def _plan_paper(pool: _Pool) -> PoolPlan:
+def _paper(uncut: PoolPlan) -> PoolPlan:
+    """Whole tiles of at most B tokens."""
     from libra.plan.place_paper import place_paper  # imports numba, which takes half a second
 
-    geometry = pool.geometry(pool.config.block_size)
-    assignment = place_paper(geometry, pool.heads, pool.shards, pool.config.tolerance)
-    return pool.plan(geometry, assignment, pool.shards)
+    config, geometry = uncut.config, uncut.geometry
+    geometry = with_cuts(geometry, uniform_cuts(geometry, config.block_size))
+    assignment = place_paper(geometry, uncut.heads, uncut.shards, config.tolerance)
+    return replace(uncut, geometry=geometry, assignment=assignment)
 
 
-def _plan_surplus(pool: _Pool) -> PoolPlan:
+def _surplus(uncut: PoolPlan) -> PoolPlan:
+    """Tiles at home but the surplus, or whole tiles where they balance better within the limits."""
     from libra.plan.place_surplus import column_count, place_surplus  # imports numba
 
-    config, heads = pool.config, pool.heads
-    columns = column_count(heads, pool.shards, config.chunks)
-    uncut = pool.geometry()
+    config, heads = uncut.config, uncut.heads
+    columns = column_count(heads, uncut.shards, config.chunks)
 
     def placed(node_local_first: bool) -> PoolPlan:
         geometry, assignment = place_surplus(
-            uncut, heads, columns, config, node_local_first, pool.speeds
+            uncut.geometry, heads, columns, config, node_local_first, uncut.speeds
         )
-        return pool.plan(geometry, assignment, columns)
+        return replace(uncut, geometry=geometry, assignment=assignment, shards=columns)
 
     best = placed(node_local_first=True)
     if best.imbalance <= config.tolerance:
@@ -136,8 +100,8 @@ def _plan_surplus(pool: _Pool) -> PoolPlan:
     # Too few rows to cut finer.  Workers of a node first may leave room in small parts, which the
     # other order, or whole tiles, can use.
     best = min(best, placed(node_local_first=False), key=lambda plan: plan.imbalance)
-    if pool.speeds is None:
-        whole_tiles = _plan_paper(pool)
+    if uncut.speeds is None:
+        whole_tiles = _paper(uncut)
         if whole_tiles.imbalance < best.imbalance and keeps_limits(whole_tiles, best):
             return whole_tiles
     return best

@@ -49,8 +49,6 @@ class PoolPlan:
     H + shard.
     """
 
-    cu_seqlens: tuple[IntArray, ...]
-    """Sample bounds of each pack, zero-length samples dropped."""
     geometry: Geometry
     """Samples, fragments and blocks of the pool."""
     config: PoolConfig
@@ -61,6 +59,11 @@ class PoolPlan:
     """Worker of each tile, [blocks * H]."""
     speeds: IntArray | None = None
     """Speed of each worker in thousandths of their mean, [workers]; None where all are equal."""
+
+    @property
+    def cu_seqlens(self) -> tuple[IntArray, ...]:
+        """Sample bounds of each pack, zero-length samples dropped."""
+        return self.geometry.cu_seqlens
 
     @property
     def tokens(self) -> int:
@@ -228,7 +231,6 @@ class PoolPlan:
             )
         geometry = pool_geometry(bounds, cp_size=cp_size, layout=config.shard_layout, tokens=tokens)
         return PoolPlan(
-            cu_seqlens=tuple(bounds),
             geometry=with_cuts(geometry, cuts),
             config=config,
             heads=heads,

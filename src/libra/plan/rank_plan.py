@@ -52,7 +52,7 @@ class RankPlan:
 def make_rank_plan(plan: PoolPlan, worker: int) -> RankPlan:
     """Derive one worker's share of a plan."""
     geometry = plan.geometry
-    keys = kv_all_to_alls(plan, worker)
+    kv, kv_multicast, kv_buffers = kv_all_to_alls(plan, worker)
     mine = geometry.block_worker == worker
     rows = (geometry.block_stop - geometry.block_start)[mine]
     padding = np.ones(geometry.rows[worker], dtype=np.bool_)
@@ -64,9 +64,9 @@ def make_rank_plan(plan: PoolPlan, worker: int) -> RankPlan:
         padding=np.flatnonzero(padding),
         head_groups=plan.head_groups,
         q=q_all_to_alls(plan, worker),
-        kv=keys.kv,
-        kv_multicast=keys.kv_multicast,
-        kv_buffers=keys.kv_buffers,
+        kv=kv,
+        kv_multicast=kv_multicast,
+        kv_buffers=kv_buffers,
         kv_done=plan.head_groups.kv_done,
         calls=worker_calls(plan, worker),
         memory=worker_memory(plan, worker),
