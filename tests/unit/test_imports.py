@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "libra"
@@ -61,6 +62,28 @@ def modules() -> dict[str, list[tuple[int, str]]]:
 
 def test_every_package_has_its_place_in_the_order() -> None:
     assert {package_of(name) for name in modules()} - {""} <= set(ORDER)
+
+
+def test_no_package_imports_one_above_it() -> None:
+    upward = [
+        f"{name}:{line} imports {imported}"
+        for name, imports in modules().items()
+        for line, imported in imports
+        if package_of(name) and imported.partition(".")[0] == "libra"
+        if imported == "libra" or ORDER.index(package_of(imported)) > ORDER.index(package_of(name))
+    ]
+    assert upward == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {
+        name: {imported for _, imported in imports if imported in modules()}
+        for name, imports in modules().items()
+    }
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise AssertionError(" <- ".join(error.args[1])) from None
 
 
 def test_planning_never_imports_torch_even_inside_a_function() -> None:
