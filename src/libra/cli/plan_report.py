@@ -173,6 +173,7 @@ class PlanReport:
 
     def to_json(self) -> str:
         """The fields as JSON; a setting without a limit is null, as JSON has no infinity."""
+        # `asdict` copies arrays as they are; json calls `default` for them.
         fields = dataclasses.asdict(self, dict_factory=_without_infinity)
         return json.dumps(fields, default=lambda array: array.tolist())
 
@@ -270,6 +271,7 @@ def _placement(plans: Sequence[PoolPlan]) -> PlacementReport:
 
 
 def _workers(plan: PoolPlan, traffic: PoolTraffic) -> WorkerReport:
+    # Traffic is [kinds, sender, receiver]: the sum over receivers gives the bytes that a worker sends.
     memory = pool_memory(plan)
     return WorkerReport(
         home_load=plan.home_load,

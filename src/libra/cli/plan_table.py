@@ -58,6 +58,7 @@ def workers_table(report: PlanReport, *, by_kind: bool) -> Table:
     A replica's row has its mean load at home, its sums of bytes and segments, and its workers'
     largest planned load and memory.
     """
+    # Step 1: the figures of every row.  With 64 workers and CP 8, row 1 stands for workers 8-15.
     workers, cp = report.per_worker, report.cp_size
     each = report.workers <= MOST_ROWS
     rows = (-1, 1 if each else cp)  # a row stands for one worker or for cp of them
@@ -74,10 +75,11 @@ def workers_table(report: PlanReport, *, by_kind: bool) -> Table:
     sent, received = (
         _kinds(moved).reshape(3, *rows).sum(axis=2) for moved in (workers.sent, workers.received)
     )
-    # One unit for a whole table, by the largest bytes of a single worker.
+    # Step 2: one unit for a whole table, by the largest bytes of a single worker.
     unit = byte_unit(max(int(_kinds(b).max()) for b in (workers.sent, workers.received)))
     memory = byte_unit(int(held.max()))
 
+    # Step 3: headings of two lines; a narrow terminal has one column of bytes in place of three.
     mark = "" if each else "*"
     kinds = (f"Q {unit.name}", "K, V", "O") if by_kind else (unit.name,)
     table = _table(
@@ -107,6 +109,7 @@ def workers_table(report: PlanReport, *, by_kind: bool) -> Table:
 def extremes_table(report: PlanReport) -> Table:
     """The workers that stand out."""
     workers = report.per_worker
+    # Every row: name, a figure of all workers, the worker that stands out, and its format.
     before, after = _relative(workers.home_load), _relative(workers.load)
     sent, received = (_kinds(moved).sum(axis=0) for moved in (workers.sent, workers.received))
     memory, segments = workers.extra_memory["total"], workers.segments
@@ -127,6 +130,7 @@ def extremes_table(report: PlanReport) -> Table:
 
 def placements_table(report: PlanReport, *, by_kind: bool) -> Table:
     """This plan next to the other placements of the same pool."""
+    # Totals share one unit and so do the busiest workers, so that rows compare at a glance.
     every = report.placements
     unit = byte_unit(max(max(p.total_traffic, p.total_backward_traffic) for p in every))
     worst = byte_unit(max(max(p.worst) for p in every))

@@ -39,6 +39,7 @@ def plan_trace(lines: PoolTimelines, *, cp_size: int, about: dict[str, Any]) -> 
     Times are microseconds.  Work and exchanges without a length have no event.
     """
     events: list[Event] = []
+    # Metadata events name processes and threads and keep workers in order.
     for worker in range(len(lines.forward.local_end)):
         replica, rank = divmod(worker, cp_size)
         for name, thread, args in (
@@ -88,6 +89,7 @@ def _spans(
     for chunk, pairs in enumerate(traffic.pairs[worker].tolist()):
         at = (worker, chunk)
         yield _Span("attend", chunk, line.attend.start[at], line.attend.end[at], {"pairs": pairs})
+        # Row of the worker: bytes that it sends; its column: bytes that it receives.
         dispatch, back = (
             {
                 "bytes_sent": int(way[chunk, worker].sum()),

@@ -24,6 +24,7 @@ def byte_unit(most: float) -> ByteUnit:
         if most < 1000 * size:
             break
         name, size = larger, 1000 * size
+    # Four figures at most: 41.56 GB, 354.2 GB, but no fractions of a byte.
     figures_before_point = len(f"{most / size:.0f}")
     decimals = 0 if name == "B" else min(2, 4 - figures_before_point)
     return ByteUnit(name, size, decimals)

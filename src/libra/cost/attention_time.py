@@ -62,6 +62,7 @@ class AttentionTime:
 
     def timelines(self, plan: PoolPlan) -> PoolTimelines:
         """Both passes of one layer, played in time."""
+        # Segments are enumerated once, for the counts and for both passes.
         work = pool_segments(plan)
         traffic = pool_traffic(plan, work)
 

@@ -41,6 +41,7 @@ class Description:
 
 def describe(cluster: str) -> Description:
     """What `--cluster` names: a preset, or a description file.  Raises ValueError."""
+    # A preset's name wins over a file of the same name; everything else that exists is a file.
     path = Path(cluster)
     if cluster.lower() not in CLUSTERS and (path.suffix == ".toml" or path.exists()):
         return read_description(path)

@@ -53,6 +53,7 @@ def read_kernel_table(path: Path) -> KernelTable:
 def _table(values: object) -> KernelTable:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise ValueError(f"not a kernel table: it has no format = {FORMAT!r}")
+    # A newer version may change the meaning of a field, so nothing is guessed.
     if values.get("version") != VERSION:
         raise ValueError(
             f"a kernel table of version {values.get('version')!r}; this libra reads version "
