@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateOptions:
-    """What to measure and where to write it."""
+    """Options of `libra calibrate`: a device, its kernel, and the file to write."""
 
     out: Path = Path("kernels.json")
     """The file to write, .json or .toml."""

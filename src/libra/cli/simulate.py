@@ -46,7 +46,7 @@ _UNSHOWN: Final = ("lengths", "study", "config", "json", "html", "plots", "journ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """What to simulate, and what to write."""
+    """Options of `libra simulate`: a corpus, a cluster, candidates, and files to write."""
 
     lengths: tyro.conf.Positional[str]
     """A corpus: .npy, text, JSONL, Parquet, Arrow, Megatron .idx, the folder of a Hugging Face
@@ -83,7 +83,7 @@ class SimulateOptions:
     """Expert-parallel ranks."""
 
     recompute: Recompute = "full"
-    """What backward runs again: `full` layers, or `none`."""
+    """Work that the backward pass runs again: `full` layers, or `none`."""
 
     pool_sizes: Sizes = ()
     """P to try; by default the powers of two from 2 that divide dp."""
@@ -203,6 +203,7 @@ def _candidates(options: SimulateOptions, spread: Parallelism, model: Model) -> 
     shards = options.head_shards or tuple(
         h for h in ((1, 2, 4) if paper else (1,)) if heads.q % (h * options.config.chunks) == 0
     )
+    # Refuse sizes that cannot be planned now, not after the corpus was read.
     for size in sizes:
         check_count("pool_sizes", size)
         if spread.dp % size:

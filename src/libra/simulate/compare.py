@@ -1,4 +1,4 @@
-"""The parts of a study that compare schemes: a few windows, every way to balance them."""
+"""The parts of a study that compare schemes: a few windows, and every way to balance them."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def compare_schemes(
 def scheme_results(
     schemes: Mapping[str, Sequence[WindowSeconds]], setting: Setting
 ) -> tuple[SchemeResult, ...]:
-    """Step times, split: attention that the slowest pool computes, what else it waits for in
-    attention, and all that is not attention.
+    """Step times in three parts: attention that the slowest pool computes, other seconds of its
+    attention, and everything outside attention.
     """
     results: list[SchemeResult] = []
     for key, windows in schemes.items():
@@ -86,11 +86,13 @@ def _step_parts(
     which is computed, and one layer's attention at the slowest and at the mean index.
     """
     spread = setting.parallelism
+    # Step 1: attention of every replica and index in one layer, [GA, DP].
     layers = spread.chunk_layers(setting.model) * spread.virtual_stages
     forward = figures.replicas(figures.forward, spread)
     backward = figures.replicas(figures.backward, spread)
     computed = figures.replicas(figures.compute, spread)
     once = forward + backward
+    # Step 2: the replica with the most attention, recomputed forwards included.
     again = forward if spread.recompute == "full" else 0.0
     spent = (once + again).sum(axis=0)
     slowest = int(spent.argmax())
@@ -114,7 +116,7 @@ def worker_loads(packs: Packs, setting: Setting) -> WorkerLoads:
     pool = in_order.pools(packs.workloads, size, dp // size)[0]
     plan = setting.plan(packs, pool.tolist(), setting.config)
     mean = max(float(plan.load.mean()), 1.0)
-    # Ulysses shares a pack equally in its group.
+    # Ulysses shares a pack equally in its CP group, so all workers of a group have its mean load.
     groups = plan.home_load.reshape(size, -1).mean(axis=1)
     before: FloatArray = np.repeat(groups, setting.parallelism.cp) / mean
     return WorkerLoads(

@@ -1,7 +1,11 @@
 """The journal of a replay: JSON lines, the settings first, then one window of one candidate each.
 
-Lines are only ever added.  A last line that was cut off, by a full disk or a killed run, is taken
-away and its window replayed again; any other damage is an error.
+Lines are only ever added.  A last line that was cut off, by a full disk or a killed run, is removed
+and its window replayed again; any other damage is an error.
+
+    {"kind": "libra replay 2", "settings": {...}}
+    {"task": [window, P, B, H], "digest": "...", "figures": {...}}
+    ...
 """
 
 from __future__ import annotations
@@ -17,11 +21,11 @@ _KIND: Final = "libra replay 2"
 
 
 class Journal:
-    """An open journal.  Raises ValueError for a file that is none, or of other settings."""
+    """An open journal.  Raises ValueError for another kind of file, and for other settings."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self._path = path
-        self._known: dict[tuple[int, int, int, int], tuple[str, dict[str, Any]]] = {}
+        self._known: dict[tuple[int, int, int, int], tuple[str, WindowReplay]] = {}
         head = json.loads(json.dumps({"kind": _KIND, "settings": settings}))
         self._read(head)
         try:
@@ -32,7 +36,7 @@ class Journal:
             self._write(head)
 
     def find(self, task: WindowTask) -> WindowReplay | None:
-        """The figures that the journal has; ValueError where they are of another corpus."""
+        """The figures of a task that was done before.  Raises ValueError for another corpus."""
         key = _key(task)
         if key not in self._known:
             return None
@@ -42,10 +46,10 @@ class Journal:
                 f"{self._path}: window {task.window} of the journal has other packs than the "
                 "corpus; remove the journal or name another"
             )
-        return WindowReplay.from_json(figures)
+        return figures
 
     def add(self, task: WindowTask, figures: WindowReplay) -> None:
-        """Write one window down, at once."""
+        """Write one window, at once."""
         line = {"task": _key(task), "digest": task.digest(), "figures": figures.as_json()}
         self._write(line)
 
@@ -60,18 +64,20 @@ class Journal:
     def _read(self, head: Mapping[str, Any]) -> None:
         if not self._path.exists():
             return
+        # Step 1: whole lines; a file that holds a part of the first one only is a journal too.
         data = self._path.read_bytes()
         whole = data.rfind(b"\n") + 1
         lines = data[:whole].splitlines()
         if not lines and not _line(head).encode().startswith(data):
             raise ValueError(f"{self._path} is no journal of a replay; name another file")
+        # Step 2: the settings in the first line, a window in each other.
         for number, line in enumerate(lines, start=1):
             try:
                 entry = json.loads(line)
                 if number > 1:
                     window, pool, block, shards = map(int, entry["task"])
-                    WindowReplay.from_json(entry["figures"])  # fails here if it ever does
-                    self._known[window, pool, block, shards] = (entry["digest"], entry["figures"])
+                    figures = WindowReplay.from_json(entry["figures"])
+                    self._known[window, pool, block, shards] = (entry["digest"], figures)
                     continue
                 kind, settings = entry["kind"], entry["settings"]
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -82,6 +88,7 @@ class Journal:
             if kind != _KIND:
                 raise ValueError(f"{self._path} is a journal of {kind!r}; this is {_KIND!r}")
             _same_settings(self._path, settings, head["settings"])
+        # Step 3: remove a line that was cut off, so that the next one starts a line.
         if whole < len(data):
             with self._path.open("r+b") as file:
                 file.truncate(whole)

@@ -1,4 +1,4 @@
-"""How alike the pools of a window are, against the pool size P: no plans, workloads alone.
+"""How equal the pools of a window are, against the pool size P: no plans, workloads alone.
 
 All figures are imbalances *between pools*: the heaviest pool's workload over the mean pool's, minus
 1.  Larger pools balance by the law of large numbers, which is here as a formula
@@ -58,9 +58,11 @@ def pooling_points(workloads: FloatArray, *, seed: int) -> tuple[PoolingPoint, .
     sizes = [size for size in sizes if size < batch]
     if not sizes:
         return ()
+    # Step 1: packs as they come and as placed, on windows spread over the corpus.
     chosen = np.linspace(0, len(workloads) - 1, _CURVE_WINDOWS).round().astype(int)
     windows = workloads[np.unique(chosen)]
     curve = pool_curve([window.astype(np.int64) for window in windows], sizes)
+    # Step 2: packs of the whole corpus at random, drawn and by the formula.
     packs = workloads.ravel()
     drawn = random_grouping(packs, packs=batch, pool_sizes=sizes, draws=400, seed=seed)
     theory = expected_imbalance(variation(packs), batch, sizes)
@@ -138,8 +140,8 @@ def expected_imbalance(variation: ArrayLike, packs: ArrayLike, pool_size: ArrayL
     """E[R] - 1 of D = `packs` grouped at random into D / P pools: CV / sqrt(P) * sqrt(2 ln(D / P)).
 
     `variation` is the CV (standard deviation over mean) of pack workloads.  Arguments broadcast; 0
-    where one pool holds all.  The formula takes pools as normal and many, so it lies above what a
-    few pools show and says nothing of a single outlier.
+    where one pool holds all.  The formula assumes many pools with normally distributed loads, so it
+    lies above the imbalance of a few pools, and a single outlier is outside of it.
 
     Raises ValueError for a negative or infinite CV, and for P that is not in [1, D].
     """
@@ -189,6 +191,7 @@ def random_grouping(
         raise ValueError(f"pool_sizes holds {wrong[0]}, which does not divide packs={packs}")
     found = np.empty((len(sizes), draws))
     source = np.random.default_rng(seed)
+    # One shuffle of the corpus gives as many windows as fit into it.
     per_shuffle = len(weights) // packs
     for start in range(0, draws, per_shuffle):
         count = min(per_shuffle, draws - start)
@@ -196,7 +199,7 @@ def random_grouping(
         mean = windows.mean(axis=1)
         for i, size in enumerate(sizes.tolist()):
             heaviest = windows.reshape(count, -1, size).mean(axis=2).max(axis=1)
-            # a window of padding only is balanced
+            # A window of padding only is balanced.
             ratio = np.divide(heaviest, mean, out=np.ones(count), where=mean > 0)
             found[i, start : start + count] = ratio - 1.0
     means: FloatArray = found.mean(axis=1)

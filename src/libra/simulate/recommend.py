@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,10 @@ def rank_candidates(candidates: Sequence[CandidateResult]) -> list[int]:
     def step(i: int) -> float:
         return candidates[i].step_seconds
 
+    # Step 1: by seconds, those that fit first.
     fitting = sorted((i for i, each in enumerate(candidates) if each.fits), key=step)
     others = sorted((i for i, each in enumerate(candidates) if not each.fits), key=step)
+    # Step 2: of those about as fast as the first, the smallest pool.
     if fitting:
         near = [i for i in fitting if step(i) <= 1.005 * step(fitting[0])]
         best = min(near, key=lambda i: (candidates[i].pool_size, step(i)))
@@ -50,8 +53,8 @@ def recommend(
 ) -> Recommendation:
     """Recommend the first of `ranked`, as from `rank_candidates`, unless none fits.
 
-    `config` has the settings that candidates share; `cap` is the memory of a GPU in bytes.
-    `schemes` are compared with that candidate as Libra's configuration.
+    `config` is the configuration of that candidate, with which `schemes` are compared; `cap` is the
+    memory of a GPU in bytes.
     """
     best = candidates[ranked[0]]
     behind = [candidates[i].step_seconds / best.step_seconds - 1 for i in ranked]
@@ -71,7 +74,7 @@ def recommend(
         )
     return Recommendation(
         candidate=ranked[0] if best.fits else None,
-        line=config_line(best, config) if best.fits else None,
+        line=config_line(config) if best.fits else None,
         text=text + _faster_scheme(schemes),
         trailing=tuple(
             Trailing(candidate=i, behind=each)
@@ -100,19 +103,14 @@ def _faster_scheme(schemes: Sequence[SchemeResult]) -> str:
     return f" In the compared windows {fastest.label} is {ahead:.1%} faster than Libra."
 
 
-def config_line(candidate: CandidateResult, config: PoolConfig) -> str:
-    """The line to paste: the candidate, and the settings of `config` that are not the defaults."""
+def config_line(config: PoolConfig) -> str:
+    """The line to paste: P, B, H, M, and the settings that are not the defaults."""
     default = PoolConfig()
-    chosen = config.replace(
-        pool_size=candidate.pool_size,
-        block_size=candidate.block_size,
-        head_shards=candidate.head_shards,
-    )
     always = ("pool_size", "block_size", "head_shards", "chunks")
     shown = [
-        f"{name}={getattr(chosen, name)!r}"
-        for name in PoolConfig.__dataclass_fields__
-        if name in always or getattr(chosen, name) != getattr(default, name)
+        f"{each.name}={getattr(config, each.name)!r}"
+        for each in fields(config)
+        if each.name in always or getattr(config, each.name) != getattr(default, each.name)
     ]
     return f"libra.PoolConfig({', '.join(shown)})"
 
@@ -134,7 +132,7 @@ def find_warnings(
         found.append("more than 5% of all packs is padding; a larger buffer packs tighter")
     if corpus.windows < 4:
         found.append(f"the corpus fills {corpus.windows} window(s) only: figures may be luck")
-    if config.placement == "paper":
+    if config.placement == "paper":  # `surplus` cuts tiles at any row
         mean = float(workloads.mean()) / spread.tokens**2
         tile = 2 * config.block_size * spread.cp / (config.head_shards * spread.tokens * mean)
         if tile > 1 + config.tolerance:

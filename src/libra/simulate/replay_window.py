@@ -185,8 +185,10 @@ def replay_window(task: WindowTask) -> WindowReplay:
     packs, setting, size = task.packs, task.setting, task.candidate.pool_size
     config, spread = task.candidate.config(setting.config), setting.parallelism
     weights = packs.workloads
+    # Step 1: pools as the sampler makes them, and a plan of each.
     pools = task.scheme.pools(weights, size, spread.dp // size)
     found = tuple(_replay_pool(packs, pool, setting, config) for pool in pools.tolist())
+    # Step 2: imbalances of the window.
     mean = float(weights.mean())
     loads = np.array([pool.load for pool in found])
     busiest = np.array([pool.busiest for pool in found])

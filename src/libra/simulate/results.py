@@ -102,7 +102,7 @@ class Settings:
     packing: Packing
     """How samples become packs."""
     longer: LongerCut
-    """What happens to samples longer than a pack."""
+    """Treatment of samples longer than a pack."""
     placement: Placement
     """Placement of tiles inside a pool."""
     chunks: int

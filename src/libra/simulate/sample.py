@@ -1,8 +1,11 @@
-"""Which windows of a long corpus to replay, and what they tell of the others.
+"""A sample of the windows of a long corpus, and estimates for the corpus from it.
 
 Windows are sorted by one number (how heavy their heaviest pack is, or the CV of their packs) and
-cut into strata of like windows; every stratum gives its share.  Skew decides most figures, so a
-stratified mean is far surer than one of windows drawn at random.
+cut into strata of similar windows; every stratum gives its share.  Skew decides most figures, so a
+stratified mean is far more certain than one of windows drawn at random.
+
+    skew      1.2 1.3 1.5 1.6 | 2.0 2.1 3.0 9.0     two strata of four windows
+    replayed       x       x     x           x      two of each
 """
 
 from __future__ import annotations
@@ -49,10 +52,10 @@ def every_window(count: int) -> WindowSample:
 def sample_windows(
     skew: ArrayLike, count: int, *, strata: int | None = None, seed: int = 0
 ) -> WindowSample:
-    """Choose `count` windows by `skew` [windows], finite: in every stratum alike, at random.
+    """Choose `count` windows at random, equally many in every stratum of `skew` [windows], finite.
 
-    `strata` None takes one for each four windows chosen, at most 16; each needs two for its spread.
-    All windows where `count` reaches them.  Same seed, same windows.
+    `strata` None makes one for each four windows chosen, at most 16; a stratum needs two windows
+    for its variance.  All windows where `count` reaches them.  Same seed, same windows.
 
     Raises ValueError for skews that are not finite, fewer than 2 windows, and strata that leave one
     with fewer than 2.
@@ -70,10 +73,12 @@ def sample_windows(
             "more windows"
         )
     source = np.random.default_rng(check_count("seed", seed, least=0))
+    # Step 1: cut the windows, sorted by skew, into strata, and `count` into their shares.
     groups = np.array_split(np.argsort(values, kind="stable"), wanted)
-    shares = np.array([len(part) for part in np.array_split(np.arange(count), wanted)])
+    shares = [len(part) for part in np.array_split(np.arange(count), wanted)]
+    # Step 2: draw the share of each stratum.
     chosen, stratum = [], []
-    for i, (group, share) in enumerate(zip(groups, shares.tolist(), strict=True)):
+    for i, (group, share) in enumerate(zip(groups, shares, strict=True)):
         chosen.append(source.permutation(group)[:share])
         stratum.append(np.full(share, i, dtype=np.int64))
     windows = np.concatenate(chosen)
@@ -87,7 +92,7 @@ def sample_windows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over the corpus's windows, how sure it is, and the largest value seen."""
+    """A mean over the windows of the corpus, its confidence interval, and the largest value seen."""
 
     mean: float
     low: float
@@ -104,10 +109,12 @@ def estimate(values: FloatArray, sample: WindowSample) -> Estimate:
     Variances of the strata's means are shrunk by the part of each stratum that was seen; Student's
     t with the degrees of freedom that all strata have together.
     """
+    # Step 1: the mean of each stratum, weighted by its windows in the corpus.
     weight = sample.sizes / sample.corpus_windows
     seen = np.bincount(sample.stratum, minlength=len(weight))
     means = np.bincount(sample.stratum, weights=values, minlength=len(weight)) / seen
     mean = float(weight @ means)
+    # Step 2: the variance of each stratum's mean; 0 where all of its windows were seen.
     off = values - means[sample.stratum]
     squares = np.bincount(sample.stratum, weights=off * off, minlength=len(weight))
     unseen = 1.0 - seen / sample.sizes

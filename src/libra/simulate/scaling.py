@@ -80,6 +80,7 @@ def fixed_batch(
     for at in _respread(setting, min(most, batch), lambda dp: batch):
         rates = {}
         for key in schemes:
+            # Equal pools are planned once, whatever the number of replicas.
             pools = key, SCHEMES[key].pool_size(setting.config.pool_size, at.parallelism.dp)
             if pools not in table:
                 table[pools] = scheme_seconds(packs, at, key)
@@ -109,6 +110,7 @@ def weak(
     the packs, where it is known.
     """
     microbatches = setting.parallelism.microbatches
+    # Ulysses takes packs one by one, so a drawn window needs no plans of its own.
     every_pack = alone or ulysses_seconds(packs, setting)
     source = np.random.default_rng(seed)
     points = []
@@ -153,7 +155,7 @@ def _point(at: Setting, rates: Mapping[str, float]) -> ScalePoint:
 
 
 def _draw(packs: int, wanted: int, source: np.random.Generator) -> IntArray:
-    """Packs drawn at random, none more often than it must."""
+    """Packs drawn at random: a second time only once every pack was drawn."""
     rounds = [source.permutation(packs) for _ in range(-(-wanted // packs))]
     return np.concatenate(rounds)[:wanted]
 

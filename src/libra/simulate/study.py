@@ -166,7 +166,7 @@ def run_study(config: StudyConfig, progress: Progress) -> Study:
         pooling=pooling_points(workloads, seed=options.seed),
         candidates=candidates,
         recommendation=recommend(
-            candidates, ranked, results, config=config.setting.config, cap=config.cap
+            candidates, ranked, results, config=setting.config, cap=config.cap
         ),
         schemes=results,
         scaling=scaling,

@@ -126,6 +126,7 @@ class WindowReader:
         samples, half = self._bins[0], self._counts["samples"] / 2
         if not half:
             return 0.0
+        # Samples in this bin and all before it; half of the corpus is reached in bin i.
         reached = np.cumsum(samples)
         i = int(np.searchsorted(reached, half))
         low, high = int(bin_edges()[i]), int(bin_edges()[i + 1]) - 1
@@ -175,6 +176,7 @@ class WindowReader:
             held.append(run)
             if sum(len(counts) for _, counts in held) < self._packs:
                 continue
+            # Join the runs, emit whole windows from the front, and keep the rest as one run.
             pieces = np.concatenate([each for each, _ in held], axis=1)
             counts = np.concatenate([each for _, each in held])
             while len(counts) >= self._packs:

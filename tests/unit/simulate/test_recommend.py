@@ -34,7 +34,8 @@ def advise(
     schemes: tuple[SchemeResult, ...] = (),
 ) -> Recommendation:
     ranked = rank_candidates(candidates)
-    return recommend(candidates, ranked, schemes, config=config, cap=80e9)
+    chosen = config.replace(pool_size=candidates[ranked[0]].pool_size)
+    return recommend(candidates, ranked, schemes, config=chosen, cap=80e9)
 
 
 def test_the_fastest_that_fits_is_recommended_and_the_others_trail_it() -> None:
