@@ -70,7 +70,7 @@ def choose_pool(
     check_count("--global-batch", global_batch)
     check_count("--window", window, least=0)
     check_count("--pool", pool, least=0)
-    # Samples in the corpus's order, as a training run reads them; the last window may be unfinished.
+    # Samples in the corpus's order, as training reads them; packs after the last window are unused.
     packs = pack_sequential(lengths, tokens, longer="drop")
     windows = len(packs) // global_batch
     if window >= windows:

@@ -68,7 +68,7 @@ class PlanOptions:
     """Bytes of an element: 2 for bf16 and fp16, 4 for fp32."""
 
     cluster: str = "h100"
-    """Times the modelled timeline: a preset (a100, h100, h200, b200), or a TOML file with a
+    """Machine whose seconds are modelled: a preset (a100, h100, h200, b200), or a TOML file with a
     [cluster] section; its [model] and [parallelism] sections then take the place of the options
     above.
     """

@@ -271,7 +271,7 @@ def _placement(plans: Sequence[PoolPlan]) -> PlacementReport:
 
 
 def _workers(plan: PoolPlan, traffic: PoolTraffic) -> WorkerReport:
-    # Traffic is [kinds, sender, receiver]: the sum over receivers gives the bytes that a worker sends.
+    # Traffic is [kinds, sender, receiver]; the sum over receivers is the bytes that a worker sends.
     memory = pool_memory(plan)
     return WorkerReport(
         home_load=plan.home_load,

@@ -142,8 +142,8 @@ def _interpolate(
     For example, on an axis with grid [0, 2, 6] the point 3 is a quarter of the way from index 1 to
     index 2: three quarters of the value are that of index 1, one quarter is that of index 2.
     """
-    # With grids of 2 x 2 x 2 points and a point half way on every axis, each of the 8 corners has the
-    # weight 1/8; a point on a grid point has one corner of weight 1.
+    # With grids of 2 x 2 x 2 points and a point half way on every axis, each of the 8 corners has
+    # the weight 1/8; a point on a grid point has one corner of weight 1.
     # Step 1: on each axis, the grid points on both sides and the share of the way between them.
     axes = []
     for grid, at in zip(grids, points, strict=True):
