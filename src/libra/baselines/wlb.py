@@ -148,7 +148,7 @@ class WlbSampler:
         windows = order.schedule().reshape(order.windows, order.global_batch)
         for window in windows.tolist():
             held = np.concatenate(
-                [np.arange(span.start, span.stop) for span in map(self._packs.fragments_of, window)]
+                [np.arange(span.start, span.stop) for span in map(self._packs.pieces_of, window)]
             )
             lengths = self._packs.lengths[held]
             repacked = repack_by_cost(lengths, len(window), self._packs.tokens, self._config)

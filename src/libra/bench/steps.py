@@ -46,7 +46,7 @@ def window_steps(
     else:
         # Row by row of [steps, DP], the packs of one step stand next to each other.
         order = scheme.pools(window.workloads, pool_size, dp_size // pool_size).ravel().tolist()
-        spans = map(window.fragments_of, order)
+        spans = map(window.pieces_of, order)
         packs = [np.arange(span.start, span.stop) for span in spans]
         tokens = [window.tokens] * len(packs)
     return [

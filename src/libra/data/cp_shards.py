@@ -1,4 +1,4 @@
-"""Which tokens of a pack each context-parallel rank holds, and the labels that go with them.
+"""Tokens of a pack that each context-parallel rank holds, and the labels of its rows.
 
 contiguous, CP 2     0 0 0 0 1 1 1 1
 zigzag,     CP 2     0 0 1 1 1 1 0 0        (a head and a tail piece each: equal causal work in one
@@ -34,7 +34,7 @@ class ShardMap:
     stop: IntArray
     """One past its last pack position."""
     local: IntArray
-    """Row of its first token in the holder's local tensors."""
+    """Row of its first token in that rank's local tensors."""
 
 
 def shard_map(tokens: int, cp_size: int, layout: ShardLayout = "contiguous") -> ShardMap:
@@ -51,7 +51,7 @@ def shard_map(tokens: int, cp_size: int, layout: ShardLayout = "contiguous") -> 
         holder = np.concatenate([np.arange(cp_size), np.arange(cp_size)[::-1]])
     else:
         raise ValueError(f"shard layout {layout!r} is unknown; choose 'contiguous' or 'zigzag'")
-    # Step 1: pieces, one for each entry of `holder`; the first ones take the tokens left over.
+    # Step 1: pieces, one for each entry of `holder`; the first ones get the tokens left over.
     # Ten tokens over CP 2, zigzag: holder 0 1 1 0, lengths 3 3 2 2, stop 3 6 8 10.
     size, longer = divmod(tokens, len(holder))
     lengths = np.full(len(holder), size, dtype=np.int64)
@@ -96,7 +96,7 @@ def local_labels(
     padding.
 
     `token_ids` [tokens] is the whole pack, `cu_seqlens` its sample bounds.  Labels are shifted
-    before the shard is taken, since the next token of a shard's last row lives on another rank.
+    before the shard is taken, because the next token of a shard's last row is on another rank.
     Raises ValueError for bounds that don't fit the pack and a `cp_rank` outside the group.
     """
     tokens = np.asarray(token_ids, dtype=np.int64)

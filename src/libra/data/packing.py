@@ -24,22 +24,21 @@ LongerWhole = Literal["refuse", "drop"]
 class Packs:
     """Packs kept flat.
 
-    A *fragment* is the part of a sample that lies in one pack: all of it, or a piece where packing
-    cuts.  Pack i holds the fragments offsets[i] .. offsets[i + 1] - 1; they fill its row of
-    `tokens` tokens from the start, and padding, if any, comes last.  Iterating gives each pack's
-    lengths.
+    A *piece* is the part of a sample that lies in one pack: all of it unless packing cuts it.
+    Pack i holds the pieces offsets[i] .. offsets[i + 1] - 1; they fill its row of `tokens` tokens
+    from the start, and padding, if any, comes last.  Iterating gives each pack's lengths.
     """
 
     tokens: int
     """L: tokens of every pack, padding included."""
     lengths: IntArray
-    """Tokens of each fragment, [fragments]."""
+    """Tokens of each piece, [pieces]."""
     offsets: IntArray
-    """First fragment of each pack, then their number, [packs + 1]."""
+    """First piece of each pack, then their number, [packs + 1]."""
     samples: IntArray
-    """Index of each fragment's sample in the lengths that were packed, [fragments]."""
+    """Index of each piece's sample in the lengths that were packed, [pieces]."""
     starts: IntArray
-    """First token of each fragment in its sample, [fragments]."""
+    """First token of each piece in its sample, [pieces]."""
     dropped_samples: int = 0
     """Samples left out because they are longer than L."""
     dropped_tokens: int = 0
@@ -51,15 +50,15 @@ class Packs:
     def __iter__(self) -> Iterator[IntArray]:
         return (self.lengths_of(i) for i in range(len(self)))
 
-    def fragments_of(self, pack: int) -> slice:
-        """Where a pack's fragments lie in the flat arrays.  IndexError for a pack out of range."""
+    def pieces_of(self, pack: int) -> slice:
+        """Where a pack's pieces lie in the flat arrays.  IndexError for a pack out of range."""
         if not 0 <= pack < len(self):
             raise IndexError(f"pack {pack} of {len(self)}")
         return slice(int(self.offsets[pack]), int(self.offsets[pack + 1]))
 
     def lengths_of(self, pack: int) -> IntArray:
-        """Sample lengths of a pack as its attention sees them, int64 [its fragments], a view."""
-        return self.lengths[self.fragments_of(pack)]
+        """Sample lengths of a pack as its attention sees them, int64 [its pieces], a view."""
+        return self.lengths[self.pieces_of(pack)]
 
     def cu_seqlens(self, pack: int) -> NDArray[np.int32]:
         """Sample bounds of a pack from 0 to its real tokens, int32; padding lies after the end."""
@@ -102,8 +101,8 @@ def pack_sequential(
             f"the corpus has {total} tokens, less than one pack of tokens={tokens}; "
             "pack shorter, or keep the incomplete pack with drop_last=False"
         )
-    # Step 1: fragments end where a sample ends and where a pack ends.  Lengths 5 7 4 in packs of 8:
-    # samples end at 5 12 16, packs at 8 16, fragments at 5 8 12 16.
+    # Step 1: pieces end where a sample ends and where a pack ends.  Lengths 5 7 4 in packs of 8:
+    # samples end at 5 12 16, packs at 8 16, pieces at 5 8 12 16.
     used = min(total, packs * tokens)
     pack_ends = np.arange(1, packs, dtype=np.int64) * tokens
     where = np.searchsorted(ends, pack_ends)
@@ -112,7 +111,7 @@ def pack_sequential(
     stops = stops[: np.searchsorted(stops, used) + 1]
     stops[-1] = used  # a sample that crosses the end of the last pack loses its rest
     starts = np.concatenate([[0], stops[:-1]])
-    # Step 2: the sample of each fragment is the first that ends behind the fragment's start.
+    # Step 2: the sample of each piece is the first that ends behind the piece's start.
     sample = np.searchsorted(ends, starts, side="right")
     return Packs(
         tokens=tokens,

@@ -26,7 +26,7 @@ Pieces = IntArray
 sample.
 """
 Run = tuple[Pieces, IntArray]
-"""Whole packs behind each other: their pieces [3, fragments], and fragments of each pack [packs].
+"""Whole packs behind each other: their pieces [3, pieces], and pieces of each pack [packs].
 """
 
 DEFAULT_BUFFER: Final = 4096

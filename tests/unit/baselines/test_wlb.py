@@ -65,7 +65,7 @@ def windows_of_fragments() -> list[list[int]]:
     """Fragments of every window in the order of `PoolSampler`, sorted."""
     plain = libra.PoolSampler(PACKS, global_batch=BATCH, dp_rank=0, dp_size=DP, pool_size=1, seed=3)
     order = plain.schedule().reshape(plain.windows, BATCH)
-    spans = [[PACKS.fragments_of(pack) for pack in window] for window in order.tolist()]
+    spans = [[PACKS.pieces_of(pack) for pack in window] for window in order.tolist()]
     return [sorted(i for span in row for i in range(span.start, span.stop)) for row in spans]
 
 

@@ -43,7 +43,7 @@ def test_baselines_and_tap_take_packs_in_sampler_order(scheme: str) -> None:
     packs = window(2)
     for number, step in enumerate(steps(packs, scheme)):
         for replica in range(DP):
-            span = packs.fragments_of(number * DP + replica)
+            span = packs.pieces_of(number * DP + replica)
             assert step.fragments[replica].tolist() == list(range(span.start, span.stop))
             assert step.tokens[replica] == 64
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from libra.data.lengths import check_cu_seqlens, workloads
 from libra.data.packing import Packs, pack_best_fit, pack_sequential
 
-Fragment = tuple[int, int, int]
+Piece = tuple[int, int, int]
 """Sample, first token in it, tokens."""
 
 
-def fragments(packs: Packs) -> list[list[Fragment]]:
+def pieces(packs: Packs) -> list[list[Piece]]:
     return [
         list(
             zip(
-                packs.samples[packs.fragments_of(i)].tolist(),
-                packs.starts[packs.fragments_of(i)].tolist(),
+                packs.samples[packs.pieces_of(i)].tolist(),
+                packs.starts[packs.pieces_of(i)].tolist(),
                 packs.lengths_of(i).tolist(),
                 strict=True,
             )
@@ -31,12 +31,12 @@ def fragments(packs: Packs) -> list[list[Fragment]]:
     ]
 
 
-def sequential_reference(lengths: list[int], tokens: int) -> list[list[Fragment]]:
+def sequential_reference(lengths: list[int], tokens: int) -> list[list[Piece]]:
     """Token by token: the last pack may be incomplete."""
     stream = [(sample, at) for sample, n in enumerate(lengths) for at in range(n)]
     packs = []
     for first in range(0, len(stream), tokens):
-        pack: list[Fragment] = []
+        pack: list[Piece] = []
         for sample, at in stream[first : first + tokens]:
             if pack and pack[-1][0] == sample:
                 pack[-1] = (sample, pack[-1][1], pack[-1][2] + 1)
@@ -79,7 +79,7 @@ def test_sequential_packing_is_the_token_stream_cut_every_l_tokens(
     lengths: list[int], tokens: int
 ) -> None:
     packs = pack_sequential(lengths, tokens, longer="cut", drop_last=False)
-    assert fragments(packs) == sequential_reference(lengths, tokens)
+    assert pieces(packs) == sequential_reference(lengths, tokens)
     assert packs.padding.tolist() == [0] * (len(packs) - 1) + [-sum(lengths) % tokens]
     assert packs.dropped_tokens == 0
 
@@ -90,7 +90,7 @@ def test_dropping_the_last_pack_changes_no_other(lengths: list[int], tokens: int
     if not whole:
         return
     packs = pack_sequential(lengths, tokens, longer="cut")
-    assert fragments(packs) == sequential_reference(lengths, tokens)[:whole]
+    assert pieces(packs) == sequential_reference(lengths, tokens)[:whole]
     assert packs.dropped_tokens == sum(lengths) % tokens
     assert not packs.padding.any()
 
@@ -107,18 +107,18 @@ def test_samples_longer_than_a_pack_are_dropped_and_counted_by_choice(
         [(kept[s], at, n) for s, at, n in pack]
         for pack in sequential_reference([lengths[i] for i in kept], tokens)
     ]
-    assert fragments(packs) == expected
+    assert pieces(packs) == expected
     assert packs.dropped_samples == len(lengths) - len(kept)
 
 
 def test_a_sample_that_ends_where_a_pack_ends_is_not_cut() -> None:
     packs = pack_sequential([4, 4, 3, 5], 8)
-    assert fragments(packs) == [[(0, 0, 4), (1, 0, 4)], [(2, 0, 3), (3, 0, 5)]]
+    assert pieces(packs) == [[(0, 0, 4), (1, 0, 4)], [(2, 0, 3), (3, 0, 5)]]
 
 
 def test_a_cut_sample_goes_on_as_a_sample_of_its_own() -> None:
     packs = pack_sequential([5, 7, 4], 8)
-    assert fragments(packs) == [[(0, 0, 5), (1, 0, 3)], [(1, 3, 4), (2, 0, 4)]]
+    assert pieces(packs) == [[(0, 0, 5), (1, 0, 3)], [(1, 3, 4), (2, 0, 4)]]
     assert packs.workloads.tolist() == [25 + 9, 16 + 16]
 
 
@@ -149,7 +149,7 @@ def test_best_fit_follows_its_rule(longest: int, seed: int, tokens: int, buffer:
     lengths = rng.integers(1, longest + 1, rng.integers(1, 200)).tolist()
     packs = pack_best_fit(lengths, tokens, buffer=buffer)
     expected = best_fit_reference(lengths, tokens, buffer)
-    assert [[sample for sample, _, _ in pack] for pack in fragments(packs)] == expected
+    assert [[sample for sample, _, _ in pack] for pack in pieces(packs)] == expected
 
 
 @given(corpora, st.integers(40, 100), st.integers(1, 30))
@@ -157,7 +157,7 @@ def test_best_fit_keeps_every_sample_whole_and_counts_the_padding(
     lengths: list[int], tokens: int, buffer: int
 ) -> None:
     packs = pack_best_fit(lengths, tokens, buffer=buffer)
-    assert sorted(f for pack in fragments(packs) for f in pack) == [
+    assert sorted(f for pack in pieces(packs) for f in pack) == [
         (sample, 0, n) for sample, n in enumerate(lengths)
     ]
     assert (packs.padding >= 0).all()

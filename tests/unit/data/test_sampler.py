@@ -63,12 +63,12 @@ def windows_of(schedule: np.ndarray) -> list[list[int]]:
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_every_optimizer_step_has_the_same_raw_samples_with_and_without_vrsp(shuffle: bool) -> None:
     packs = corpus()
-    fragments = list(zip(packs.samples.tolist(), packs.starts.tolist(), strict=True))
+    pieces = list(zip(packs.samples.tolist(), packs.starts.tolist(), strict=True))
 
     def raw_samples(sampler: PoolSampler, epoch: int) -> list[Counter[tuple[int, int]]]:
         steps = sampler.schedule(epoch).reshape(-1, GBS)
         return [
-            Counter(f for pack in step.tolist() for f in fragments[packs.fragments_of(pack)])
+            Counter(f for pack in step.tolist() for f in pieces[packs.pieces_of(pack)])
             for step in steps
         ]
 

@@ -36,8 +36,8 @@ def fragments(packs: Packs, first: int = 0, count: int | None = None) -> list[li
     return [
         list(
             zip(
-                packs.samples[packs.fragments_of(i)].tolist(),
-                packs.starts[packs.fragments_of(i)].tolist(),
+                packs.samples[packs.pieces_of(i)].tolist(),
+                packs.starts[packs.pieces_of(i)].tolist(),
                 packs.lengths_of(i).tolist(),
                 strict=True,
             )
