@@ -196,7 +196,7 @@ def _forward(
 def _merge(
     sum_TNE: Tensor, lse_TN: Tensor, part_TNE: Tensor, flat: Tensor, call: _Call, *, opens: bool
 ) -> None:
-    """Merge a block's outputs into the sum; every row reads a key at step 0, which opens the sum."""
+    """Merge a block's outputs into the sum, which step 0 opens: there every row reads a key."""
     lse_TN1 = lse_TN[..., None]
     lse_RN1 = flat[call.lse_index][..., None]
     out_RNE = call.rows.gather(part_TNE).to(sum_TNE.dtype)
@@ -220,11 +220,8 @@ def _backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV of this rank's rows; sums in at least fp32, in the order of the ring."""
-    steps, ring, group = (
-        microbatch.steps,
-        microbatch.prepared(q_TND, k_TND, v_TNE),
-        microbatch.group,
-    )
+    steps, group = microbatch.steps, microbatch.group
+    ring = microbatch.prepared(q_TND, k_TND, v_TNE)
     dq_TND, dk_TND, dv_TNE = (
         torch.zeros_like(t, dtype=lse_TN.dtype) for t in (q_TND, k_TND, v_TNE)
     )

@@ -27,10 +27,10 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One all-to-all of blocks or of their gradients, as one rank takes part in it."""
+    """One rank's part of an all-to-all of blocks, or of their gradients."""
 
     to: int | None
-    """The rank to which this rank sends what it holds; None: to none."""
+    """The rank to which this rank sends the block, or None."""
     receives: Mapping[int, int]
     """Rows that arrive, by the rank that sends them."""
     moves: bool

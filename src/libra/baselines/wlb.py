@@ -156,7 +156,7 @@ class WlbSampler:
                 yield held[pack]
 
     def cu_seqlens(self, fragments: IntArray) -> NDArray[np.int32]:
-        """Bounds of what iteration yields; their last is the pack's tokens."""
+        """Sample bounds of one pack that iteration yields; the last bound is the pack's tokens."""
         bounds = np.zeros(len(fragments) + 1, dtype=np.int32)
         np.cumsum(self._packs.lengths[fragments], out=bounds[1:])
         return bounds

@@ -2,7 +2,7 @@
 
 Every layer runs forward and backward after a barrier.  A layer's time is its slowest rank's.  Each
 rank spends it in kernels (compute), waiting for the slowest (wait), and on all else: moving rows,
-copies and launches that no kernel hides (exposed).
+copies and kernel launches that no kernel hides (exposed).
 """
 
 from __future__ import annotations

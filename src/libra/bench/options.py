@@ -91,7 +91,7 @@ class BenchOptions:
     """Samples longer than a pack: `drop`, `cut` or `refuse` them."""
 
     format: Format | None = None
-    """Format of the corpus, where its name does not tell."""
+    """Format of the corpus, where its name does not show it."""
 
     column: str | None = None
     """Column or field that holds lengths or tokens."""

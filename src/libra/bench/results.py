@@ -50,7 +50,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratios:
-    """A scheme beside Ulysses in the same run."""
+    """A scheme compared with Ulysses in the same run."""
 
     mean: Means
     """Over the mean straggler time of Ulysses."""
@@ -66,7 +66,7 @@ class Ratios:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemeResult:
-    """One scheme's steps and what they amount to."""
+    """One scheme's steps and their means."""
 
     steps: tuple[StepTimes, ...]
     mean: Means

@@ -39,7 +39,7 @@ def run_ranks(options: BenchOptions) -> BenchResult | None:
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=options.timeout if 0 < options.timeout < 1e6 else 300)
-    # gloo always: what ranks compare and measure is in the CPU's memory.
+    # gloo always: options that ranks compare, and times, are in the CPU's memory.
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timeout)
     try:

@@ -24,10 +24,10 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """How often to time a call."""
+    """Numbers of calls before and during a measurement."""
 
     warm_up: int = 2
-    """Most calls before, which do not count."""
+    """Most calls before the measurement."""
 
     least: int = 3
     """Fewest timed calls."""
@@ -41,7 +41,7 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What is measured: a device, its kernel and the dtype of tensors."""
+    """The object of a measurement: a device, its kernel and the dtype of tensors."""
 
     device: torch.device
     kernel: Kernel

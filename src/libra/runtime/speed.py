@@ -1,4 +1,4 @@
-"""How fast this worker's kernels run: one stopwatch, a kernel that it times, and the running average.
+"""Speed of this worker's kernels: one stopwatch, a kernel that it times, and a running average.
 
 A worker that is slower than its peers (a throttled GPU, an older board) shows in the time of its
 kernels alone, without transfers and waits.  A worker whose segments are shorter than others' looks

@@ -43,7 +43,8 @@ def kernel_names(device: torch.device) -> tuple[str, ...]:
 def kernel_for(device: torch.device, name: str | Kernel | None = None) -> Kernel:
     """The kernel `name`, or the best one for `device` whose library imports; a kernel is itself.
 
-    ValueError if `name` does not serve the device or nothing imports; it lists what was tried.
+    Raises ValueError if `name` does not serve the device, or if no library imports; the error lists
+    the kernels that were tried.
     """
     if name is not None and not isinstance(name, str):
         return name

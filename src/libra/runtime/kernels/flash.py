@@ -1,7 +1,7 @@
 """The FlashAttention builds, in one table: where their functions are and how they spell arguments.
 
-A build is called with packed rows (see `packed`): gather, call, scatter.  Nothing here waits for the
-device: lengths are plain integers and index tensors are uploaded once.  All calls use keywords,
+A build is called with packed rows (see `packed`): gather, call, scatter.  Nothing here waits for
+the device: lengths are plain integers and index tensors are uploaded once.  All calls use keywords,
 because the order of arguments differs between versions.  All builds align causal masks bottom-right
 and return the LSE of packed rows as (heads, rows) in fp32.
 
@@ -42,16 +42,6 @@ class Names:
     scale: str = "softmax_scale"
     causal: str = "causal"
     backward_causal: str = "causal"
-
-    def of_call(self, call: PackedCall, scale: float) -> dict[str, Any]:
-        """The keywords that both passes share, but for `causal`."""
-        return {
-            self.cu_q: call.cu_q,
-            self.cu_k: call.cu_k,
-            self.max_q: call.max_q,
-            self.max_k: call.max_k,
-            self.scale: scale,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,17 +167,10 @@ class FlashKernel:
         if not prepared.calls:
             return
         check_buffers(prepared.extents, buffers)
-        key_width, value_width = self.widths(buffers)
-        names = self.build.names
         for call in prepared.calls:
             out_RNW, lse_NR, *_ = self.attend(
-                **{
-                    names.q: _widen(call.q.gather(buffers.q), key_width),
-                    names.k: _widen(call.k.gather(buffers.k), key_width),
-                    names.v: _widen(call.k.gather(buffers.v), value_width),
-                    names.causal: call.causal,
-                },
-                **names.of_call(call, scale),
+                **self._arguments(call, buffers, scale),
+                **{self.build.names.causal: call.causal},
                 **self.build.forward_options,
             )
             if lse_NR.shape != (call.q.heads, call.q.count):
@@ -218,19 +201,14 @@ class FlashKernel:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dQ, dK and dV of the packed rows, as wide as the build computes them."""
         build, names = self.build, self.build.names
-        key_width, value_width = self.widths(buffers)
-        q_RNW = _widen(call.q.gather(buffers.q), key_width)
-        k_KNW = _widen(call.k.gather(buffers.k), key_width)
-        v_KNW = _widen(call.k.gather(buffers.v), value_width)
-        arguments = {
+        _, value_width = self.widths(buffers)
+        arguments = self._arguments(call, buffers, scale)
+        q_RNW, k_KNW, v_KNW = (arguments[name] for name in (names.q, names.k, names.v))
+        arguments |= {
             names.dout: _widen(call.q.gather(dout_TNE), value_width),
-            names.q: q_RNW,
-            names.k: k_KNW,
-            names.v: v_KNW,
             "out": _widen(call.q.gather(buffers.out), value_width),
             names.lse: buffers.lse.index_select(0, call.lse_index).view(call.q.heads, -1),
             names.backward_causal: call.causal,
-            **names.of_call(call, scale),
             **build.backward_options,
         }
         for name, (elements, dtype) in build.backward_zeros.items():
@@ -244,8 +222,26 @@ class FlashKernel:
         self.attend_backward(**arguments, dq=dq_RNW, dk=dk_KNW, dv=dv_KNW)
         return dq_RNW, dk_KNW, dv_KNW
 
+    def _arguments(self, call: PackedCall, buffers: Buffers, scale: float) -> dict[str, Any]:
+        """Keywords that both passes share: packed q, k and v, lengths and scale."""
+        names = self.build.names
+        key_width, value_width = self.widths(buffers)
+        return {
+            names.q: _widen(call.q.gather(buffers.q), key_width),
+            names.k: _widen(call.k.gather(buffers.k), key_width),
+            names.v: _widen(call.k.gather(buffers.v), value_width),
+            names.cu_q: call.cu_q,
+            names.cu_k: call.cu_k,
+            names.max_q: call.max_q,
+            names.max_k: call.max_k,
+            names.scale: scale,
+        }
+
     def widths(self, buffers: Buffers) -> tuple[int, int]:
-        """Widths of key and value heads with their padding.  ValueError for what is too wide."""
+        """Widths of key and value heads with their padding.
+
+        Raises ValueError for a dtype that the build does not compute, and for heads too wide.
+        """
         if buffers.q.dtype not in (torch.bfloat16, torch.float16):
             raise ValueError(
                 f"{self.name} computes bf16 and fp16, not {buffers.q.dtype}: cast q, k and v"

@@ -18,7 +18,7 @@ from libra.plan.attention_calls import AttentionCall
 
 
 class Buffers(NamedTuple):
-    """Tensors that both passes of a kernel use.  A named tuple, because one is made for each call."""
+    """Tensors that both passes of a kernel use.  One is made for each call, so a named tuple."""
 
     q: torch.Tensor
     """[T, N, D]"""

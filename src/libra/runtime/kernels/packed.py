@@ -5,8 +5,8 @@
        B          B B B  | a a a a a                    k     a a a | a a a a a | c c
        C          C C    | c c                          cu_k  0     3           8   10
 
-Each segment gets a copy of its keys, because cumulative lengths cannot describe ranges that overlap.
-Many blocks of one sample read the same prefix, so the copies could multiply memory.  An attention
+Each segment gets a copy of its keys, because cumulative lengths cannot describe ranges that
+overlap.  Many blocks of one sample read the same prefix, so the copies could multiply memory.  An attention
 call is therefore cut into several packed calls.  Each gathers at most `duplication` times as many
 key rows as the largest set of segments that share no key.
 
