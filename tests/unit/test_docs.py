@@ -50,8 +50,9 @@ def shell_lines(page: str) -> list[str]:
 
 
 def quoted(page: str) -> list[str]:
-    """What stands between single backticks."""
-    return re.findall(r"`([^`\n]+)`", FENCE.sub("", PAGES[page]))
+    """Text between single backticks."""
+    found = re.findall(r"`([^`]+)`", FENCE.sub("", PAGES[page]))
+    return [" ".join(text.split()) for text in found]
 
 
 def code(page: str) -> str:
