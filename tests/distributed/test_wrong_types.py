@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 import torch
-import torch.distributed as dist
 
 import libra
-from libra.runtime.torch_private import default_timeout
 from tests.distributed.cases import make_pool
 from tests.distributed.ranks import RankPool
 
@@ -40,14 +36,3 @@ def test_a_wrong_kind_of_argument_is_refused_everywhere(
     first, second = ranks2.run(wrong_on_the_last_rank, wrong)
     assert first == second
     assert named in first
-
-
-def test_groups_take_over_the_timeout_of_the_job() -> None:
-    assert not dist.is_initialized()
-    dist.init_process_group(
-        "gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=8)
-    )
-    try:
-        assert default_timeout("cpu") == timedelta(seconds=8)
-    finally:
-        dist.destroy_process_group()
