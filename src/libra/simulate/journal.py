@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +51,7 @@ class Journal:
 
     def add(self, task: WindowTask, figures: WindowReplay) -> None:
         """Write one window, at once."""
-        line = {"task": _key(task), "digest": task.digest(), "figures": figures.as_json()}
+        line = {"task": _key(task), "digest": task.digest(), "figures": asdict(figures)}
         self._write(line)
 
     def close(self) -> None:

@@ -90,8 +90,6 @@ def _mean_bound(windows: FloatArray, size: int) -> float:
 class PoolCurve:
     """Imbalance between the pools of each window, max / mean - 1 of their workloads."""
 
-    pool_sizes: IntArray
-    """P, [sizes]."""
     before: FloatArray
     """Packs grouped in sampler order, [windows, sizes]."""
     placed: FloatArray
@@ -120,7 +118,6 @@ def pool_curve(windows: Iterable[NDArray[np.int64]], pool_sizes: Sequence[int]) 
         raise ValueError("there is no window: the corpus is smaller than one global batch")
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(pool_sizes), 3)
     return PoolCurve(
-        pool_sizes=np.array(pool_sizes, dtype=np.int64),
         before=table[:, :, 0],
         placed=table[:, :, 1],
         refined=table[:, :, 2],

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -90,18 +90,10 @@ class PoolReplay:
 
     def values(self) -> dict[str, float]:
         """Every figure by its name, those of the cost among them."""
-        return {name: getattr(self, name) for name in _OWN_FIGURES} | asdict(self.cost)
+        values = asdict(self)
+        cost: dict[str, float] = values.pop("cost")
+        return values | cost
 
-    @staticmethod
-    def of_values(values: Mapping[str, float]) -> PoolReplay:
-        """The pool that `values` was made of.  Raises TypeError for other names."""
-        own = {name: value for name, value in values.items() if name not in _COST_FIGURES}
-        cost = {name: value for name, value in values.items() if name in _COST_FIGURES}
-        return PoolReplay(cost=AttentionCost(**cost), **own)
-
-
-_COST_FIGURES: Final = tuple(field.name for field in fields(AttentionCost))
-_OWN_FIGURES: Final = tuple(field.name for field in fields(PoolReplay) if field.name != "cost")
 
 WINDOW_FIGURES: Final = (
     "heaviest_pack",
@@ -144,18 +136,14 @@ class WindowReplay:
         rows = [pool.values() for pool in self.pools]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain numbers and lists, one list for each figure of the pools."""
-        plain: dict[str, Any] = {name: getattr(self, name) for name in ("window", *WINDOW_FIGURES)}
-        return plain | {"pools": self.pool_values()}
-
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> WindowReplay:
-        """The window that `as_json` was made of.  Raises KeyError, TypeError or ValueError."""
-        names, columns = plain["pools"].keys(), plain["pools"].values()
+        """The window that `dataclasses.asdict` made `plain` of.
+
+        Raises KeyError or TypeError for anything else.
+        """
         pools = tuple(
-            PoolReplay.of_values(dict(zip(names, row, strict=True)))
-            for row in zip(*columns, strict=True)
+            PoolReplay(**{**pool, "cost": AttentionCost(**pool["cost"])}) for pool in plain["pools"]
         )
         return WindowReplay(**{**plain, "pools": pools})
 

@@ -92,7 +92,7 @@ def sample_windows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over the windows of the corpus, its confidence interval, and the largest value seen."""
+    """A mean over the corpus's windows, its confidence interval, and the largest value seen."""
 
     mean: float
     low: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +25,10 @@ LENGTHS = Path(__file__).parents[2] / "data" / "lengths-code.npy"
 
 def settled(found: CandidateReplay) -> dict[str, object]:
     """Everything but the time that planning took."""
-    windows = [each.as_json() for each in found.windows]
+    windows = [asdict(each) for each in found.windows]
     for window in windows:
-        window["pools"].pop("planning_seconds")
+        for pool in window["pools"]:
+            del pool["planning_seconds"]
     estimates = {name: each for name, each in found.estimates.items() if name != "planning_seconds"}
     return {"candidate": found.candidate, "windows": windows, "estimates": estimates}
 

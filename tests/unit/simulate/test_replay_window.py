@@ -80,7 +80,7 @@ def test_a_window_survives_json_exactly() -> None:
         scheme=SCHEMES["libra"],
     )
     found = replay_window(task)
-    assert WindowReplay.from_json(json.loads(json.dumps(found.as_json()))) == found
+    assert WindowReplay.from_json(json.loads(json.dumps(dataclasses.asdict(found)))) == found
 
 
 def test_candidates_read_well() -> None:
