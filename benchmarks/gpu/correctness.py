@@ -65,9 +65,9 @@ def whole_samples(lengths: tuple[int, ...], heads: int, kv_heads: int, dim: int)
     )
 
 
-def blocks_of_lanes(length: int, block: int, dim: int, value_dim: int) -> Case:
-    """Late blocks of one sample at two head_groups in turn, which read one prefix: key rows are shared,
-    head ranges differ, rows lie scattered.
+def blocks_of_head_groups(length: int, block: int, dim: int, value_dim: int) -> Case:
+    """Late blocks of one sample at two head groups in turn, which read one prefix: key rows are
+    shared, head ranges differ, rows lie scattered.
     """
     rows, at = [], 3
     for index, stop in enumerate(range(length, block, -2 * block)):
@@ -76,7 +76,7 @@ def blocks_of_lanes(length: int, block: int, dim: int, value_dim: int) -> Case:
         at += block + 1
     rows.append((at, 1, 5, 1, 0, 0))  # a first token alone
     return Case(
-        name=f"blocks of {block} of {length} at two head_groups, dims {dim}/{value_dim}",
+        name=f"blocks of {block} of {length} at two head groups, dims {dim}/{value_dim}",
         rows=tuple(rows),
         heads=2,
         kv_heads=1,
@@ -93,9 +93,9 @@ def cases(small: bool) -> list[Case]:
     return [
         whole_samples((most, 1, 64, most // 3, 17), 4, 4, 64),
         whole_samples((most, 129, 128, 127), 8, 2, 128),
-        blocks_of_lanes(most, most // 10, 128, 128),
-        blocks_of_lanes(most, most // 10, 64, 128),
-        blocks_of_lanes(most // 2, 16, 40, 24),
+        blocks_of_head_groups(most, most // 10, 128, 128),
+        blocks_of_head_groups(most, most // 10, 64, 128),
+        blocks_of_head_groups(most // 2, 16, 40, 24),
     ]
 
 

@@ -6,9 +6,9 @@
        C          C C    | c c                          cu_k  0     3           8   10
 
 Each segment gets a copy of its keys, because cumulative lengths cannot describe ranges that
-overlap.  Many blocks of one sample read the same prefix, so the copies could multiply memory.  An attention
-call is therefore cut into several packed calls.  Each gathers at most `duplication` times as many
-key rows as the largest set of segments that share no key.
+overlap.  Many blocks of one sample read the same prefix, so the copies could multiply memory.  An
+attention call is therefore cut into several packed calls.  Each gathers at most `duplication` times
+as many key rows as the largest set of segments that share no key.
 
 dK and dV are added one such set after the other, in an order fixed when the call is prepared.  No
 two additions race, so a run repeats itself bit for bit if the build's own backward does.
