@@ -58,22 +58,6 @@ def make_pools(
     return order_pools(workloads, pools, pools_per_index, order)
 
 
-def scheme_pools(
-    scheme: str, workloads: ArrayLike, pool_size: int, pools_per_index: int
-) -> IntArray:
-    """Pools of a scheme that is compared with Libra: `libra` groups packs as the sampler does,
-    `tap_vrsp` by plain VRSP, all others in sampler order.
-    """
-    return make_pools(
-        workloads,
-        pool_size,
-        pools_per_index,
-        placement="vrsp" if scheme in ("libra", "tap_vrsp") else "contiguous",
-        refine=scheme == "libra",
-        order="grouped" if scheme == "libra" else "index",
-    )
-
-
 def place_packs(workloads: ArrayLike, pool_size: int) -> IntArray:
     """Group a window's packs into pools of similar load; int64 [K, P] of indices into `workloads`.
 

@@ -28,7 +28,6 @@ from libra.data.pools import (
     place_packs,
     pool_loads,
     refine_pools,
-    scheme_pools,
 )
 
 DATA = Path(__file__).parents[2] / "data"
@@ -438,10 +437,7 @@ def test_pools_are_placed_then_refined_then_ordered(refine: bool, order: Any) ->
     assert found.tolist() == expected.tolist()
 
 
-def test_schemes_differ_in_placement_refinement_and_order() -> None:
+def test_contiguous_pools_keep_packs_in_their_order() -> None:
     window = lognormal(32, 1.0, seed=0)
     in_order = contiguous_pools(32, 4).tolist()
     assert make_pools(window, 4, 4, placement="contiguous").tolist() == in_order
-    assert scheme_pools("ulysses", window, 4, 4).tolist() == in_order
-    assert scheme_pools("tap_vrsp", window, 4, 4).tolist() == place_packs(window, 4).tolist()
-    assert scheme_pools("libra", window, 4, 4).tolist() == make_pools(window, 4, 4).tolist()
