@@ -21,14 +21,14 @@ segment:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from libra.data.lengths import causal_pairs
 from libra.plan.geometry import range_starts, spread
-from libra.plan.head_groups import HeadGroups
+from libra.plan.head_groups import HeadGroups, KVColumns
 from libra.plan.pool_plan import PoolPlan
 
 IntArray = NDArray[np.int64]
@@ -102,34 +102,27 @@ class PoolSegments:
     """Query heads."""
     kv_heads: IntArray
 
-    def __len__(self) -> int:
-        return len(self.worker)
-
     @property
     def pairs(self) -> IntArray:
         """Query-key pairs times heads."""
         return causal_pairs(self.k_len - self.q_len, self.k_len) * self.heads
 
+    @property
+    def call_columns(self) -> tuple[IntArray, ...]:
+        """What the segments of one kernel call have in common, besides their worker."""
+        return self.chunk, self.q_buffer, self.kv_buffer, self.heads, self.kv_heads
+
 
 def worker_calls(plan: PoolPlan, worker: int) -> tuple[AttentionCall, ...]:
     """One worker's kernel calls in the order in which they run: local ones, then chunk by chunk."""
     segments, head_groups = pool_segments(plan, worker), plan.head_groups
-    key = np.stack(
-        [
-            segments.chunk,
-            segments.q_buffer,
-            segments.kv_buffer,
-            segments.heads,
-            segments.kv_heads,
-        ],
-        axis=1,
-    )
-    kinds, kind = np.unique(key, axis=0, return_inverse=True)
-    order = np.lexsort((segments.q_start, segments.head_group, kind.ravel()))
-    ends = np.cumsum(np.bincount(kind.ravel(), minlength=len(kinds)))
+    kinds, kind = np.unique(np.stack(segments.call_columns), axis=1, return_inverse=True)
+    kind = kind.ravel()
+    order = np.lexsort((segments.q_start, segments.head_group, kind))
+    ends = np.cumsum(np.bincount(kind))
     calls = []
     for (chunk, q_buffer, kv_buffer, heads, kv_heads), rows in zip(
-        kinds.tolist(), np.split(order, ends[:-1]), strict=False
+        kinds.T.tolist(), np.split(order, ends[:-1]), strict=False
     ):
         # A fetched buffer holds one head group a row, so its only head is number 0.
         head_group = segments.head_group[rows]
@@ -156,133 +149,134 @@ def worker_calls(plan: PoolPlan, worker: int) -> tuple[AttentionCall, ...]:
 def pool_segments(plan: PoolPlan, worker: int | None = None) -> PoolSegments:
     """The kernel segments of all workers, or of one."""
     geometry, head_groups, fetches = plan.geometry, plan.head_groups, plan.kv_fetches
-    visits, columns = geometry.block_samples, _columns(head_groups)
-    tile_worker = plan.assignment.reshape(-1, head_groups.shards)[visits.left]
-    at_home = tile_worker == geometry.block_worker[visits.left][:, None]
+    visits, columns = geometry.block_samples, head_groups.kv_columns()
 
-    # Step 1: join blocks.  A visit is (block, sample); `last` is the last visit of each segment.
-    opens, last = _join_blocks(plan, tile_worker, at_home)
+    # Step 1: join blocks.  A run is neighbouring blocks of one sample and head shard at one worker.
+    runs = _join_blocks(plan)
     if worker is not None:
-        opens = opens & (tile_worker == worker)
-    visit, column = np.nonzero(opens[:, columns.shard])  # ordered by visit, then head group
-    shard = columns.shard[column]
-    last = last[visit, shard]
-    sample, block = visits.right[visit], visits.left[visit]
-    who = tile_worker[visit, shard].astype(np.int64)
-    fetch = fetches.find(who, sample, columns.kv_head_group[column], head_groups)
-    home, resident = at_home[visit, shard], fetches.resident[fetch]
+        runs = runs.take(np.flatnonzero(runs.worker == worker))
 
-    # Step 2: one segment for each run of local head groups, one for each head group that waits.
-    local, waits = np.flatnonzero(home & resident), np.flatnonzero(~(home & resident))
+    # Step 2: a run for each kv head group that its shard reads, ordered by first block, then column.
+    per_shard = np.bincount(columns.shard)
+    count = per_shard[runs.shard]
+    column = spread((np.cumsum(per_shard) - per_shard)[runs.shard], count)
+    run = np.repeat(np.arange(len(count)), count)
+    order = np.lexsort((column, runs.first[run]))
+    runs, column = runs.take(run[order]), column[order]
+    sample = visits.right[runs.first]
+    fetch = fetches.find(runs.worker, sample, columns.kv_head_group[column], head_groups)
+    resident = fetches.resident[fetch]
+
+    # Step 3: one segment for each run of local head groups, one for each head group that waits.
+    local, waits = np.flatnonzero(runs.home & resident), np.flatnonzero(~(runs.home & resident))
     joined, joined_group, width = _join_head_groups(
-        visit[local], column[local], last[local], columns, head_groups
+        runs.take(local), column[local], columns, head_groups
     )
     count = columns.count[column[waits]]
     each = np.concatenate([local[joined], np.repeat(waits, count)])
     head_group = np.concatenate([joined_group, spread(columns.head_group[column[waits]], count)])
     width = np.concatenate([width, np.ones(count.sum(), dtype=np.int64)])
 
-    # Step 3: rows.  In a fetched q buffer the head groups of a tile's chunk follow each other.
-    into_block = visits.start[visit] - geometry.block_start[block]
-    q_row = np.where(home, geometry.block_local[block], _fetched_rows(plan)[block, shard])
-    rows = (geometry.block_stop - geometry.block_start)[block]
-    chunk, home, resident = head_groups.chunk(head_group), home[each], resident[each]
-    q_start = (q_row + into_block)[each] + np.where(
-        home, 0, head_group % head_groups.per_chunk * rows[each]
+    # Step 4: rows.  In a fetched q buffer the head groups of a tile's chunk follow each other.
+    runs, fetch, resident, chunk = (
+        runs.take(each),
+        fetch[each],
+        resident[each],
+        head_groups.chunk(head_group),
     )
+    block, start = visits.left[runs.first], geometry.sample_start[sample[each]]
+    tile_rows = geometry.block_stop[block] - geometry.block_start[block]
+    behind = np.where(runs.home, 0, head_group % head_groups.per_chunk * tile_rows)
     k_start = np.where(fetches.resident, _resident_rows(plan), plan.kv_buffer_rows.start)
-    last_kv = head_groups.kv_head_group(head_group + width - 1)
-    kv_groups = last_kv - head_groups.kv_head_group(head_group) + 1
+    kv_group, last_kv_group = map(head_groups.kv_head_group, (head_group, head_group + width - 1))
     return PoolSegments(
-        worker=who[each],
-        chunk=np.where(home & resident, LOCAL, chunk),
-        q_buffer=np.where(home, LOCAL, chunk),
-        kv_buffer=np.where(resident, LOCAL, fetches.chunk[fetch[each]]),
-        q_start=q_start,
-        q_len=(visits.stop[last] - visits.start[visit])[each],
-        k_start=k_start[fetch[each]],
-        k_len=(visits.stop[last] - geometry.sample_start[sample])[each],
+        worker=runs.worker,
+        chunk=np.where(runs.home & resident, LOCAL, chunk),
+        q_buffer=np.where(runs.home, LOCAL, chunk),
+        kv_buffer=np.where(resident, LOCAL, fetches.chunk[fetch]),
+        q_start=runs.q_row + behind,
+        q_len=visits.stop[runs.last] - visits.start[runs.first],
+        k_start=k_start[fetch],
+        k_len=visits.stop[runs.last] - start,
         head_group=head_group,
         heads=width * head_groups.heads,
-        kv_heads=kv_groups * head_groups.kv_heads,
+        kv_heads=(last_kv_group - kv_group + 1) * head_groups.kv_heads,
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Columns:
-    """Head groups of one head shard that read one kv head group, in order; int64 [columns].
+class _Runs:
+    """Rows that continue each other for one head shard; int64 [runs].
 
-    With 8 head groups, 2 shards and 4 kv head groups a column is 2 head groups: within a column all
-    segments have the same rows, and differ only in the chunk that they wait for.
+    A *visit* is a block and a sample that it holds rows of, an entry of `Geometry.block_samples`.
     """
 
+    worker: IntArray
     shard: IntArray
-    kv_head_group: IntArray
-    head_group: IntArray
-    """First head group."""
-    count: IntArray
-    """How many head groups."""
+    first: IntArray
+    """First visit."""
+    last: IntArray
+    """Last visit."""
+    home: BoolArray
+    """Whether the worker holds the rows of Q itself."""
+    q_row: IntArray
+    """First row in the q buffer, of the first head group of a chunk."""
+
+    def take(self, index: IntArray) -> _Runs:
+        """The runs of an index."""
+        return _Runs(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
-def _columns(head_groups: HeadGroups) -> _Columns:
-    head_group = np.arange(head_groups.count, dtype=np.int64)
-    shard, kv = head_group // head_groups.per_shard, head_groups.kv_head_group(head_group)
-    opens = np.ones(head_groups.count, dtype=np.bool_)
-    opens[1:] = (shard[1:] != shard[:-1]) | (kv[1:] != kv[:-1])
-    first = np.flatnonzero(opens)
-    return _Columns(shard[first], kv[first], first, np.diff(np.append(first, head_groups.count)))
+def _join_blocks(plan: PoolPlan) -> _Runs:
+    """Join visits, shard by shard, where one continues the one before it.
 
-
-def _join_blocks(
-    plan: PoolPlan, tile_worker: NDArray[np.int32], at_home: BoolArray
-) -> tuple[BoolArray, IntArray]:
-    """Whether each visit opens a segment for a head shard, and the last visit of the segment that it
-    opens; [visits, shards] each.
-
-    A visit continues the one before it where both belong to one sample and one worker, and their
-    rows follow each other in the q buffer.  Rows at home do, unless zigzag parts them.  Fetched rows
-    do only if no other head group or tile lies between.
+    Both must belong to one sample and one worker, and their rows must follow each other in the q
+    buffer.  Rows at home do, unless zigzag parts them.  Fetched rows do only if no other head group
+    or tile lies between.
     """
-    geometry, head_groups = plan.geometry, plan.head_groups
+    geometry, shards = plan.geometry, plan.head_groups.shards
     visits = geometry.block_samples
-    count, length = len(visits.left), visits.stop - visits.start
-    into_block = visits.start - geometry.block_start[visits.left]
-    row = geometry.block_local[visits.left] + into_block
+    block, count = visits.left, len(visits.left)
+    # Step 1: a table of all (shard, visit), flat, shard by shard.
+    visit = np.tile(np.arange(count), shards)
+    worker = plan.assignment.reshape(-1, shards)[block].T.ravel().astype(np.int64)
+    home = worker == np.tile(geometry.block_worker[block], shards)
+    local_row = np.tile(geometry.block_local[block], shards)
+    into_block = np.tile(visits.start - geometry.block_start[block], shards)
+    q_row = into_block + np.where(home, local_row, _fetched_rows(plan)[block].T.ravel())
 
-    # Step 1: whether the rows of a visit follow those of the visit before it.
-    continues = np.zeros((count, head_groups.shards), dtype=np.bool_)
-    follows = row[1:] == row[:-1] + length[:-1]
-    continues[1:] = at_home[1:] & at_home[:-1] & follows[:, None]
-    if head_groups.per_chunk == 1:
-        fetched = _fetched_rows(plan)[visits.left] + into_block[:, None]
-        follows = fetched[1:] == fetched[:-1] + length[:-1, None]
-        continues[1:] |= ~at_home[1:] & ~at_home[:-1] & follows
-    continues[1:] &= tile_worker[1:] == tile_worker[:-1]
-    one_sample = (visits.right[1:] == visits.right[:-1]) & (visits.start[1:] == visits.stop[:-1])
-    continues[1:] &= one_sample[:, None]
-
-    # Step 2: a segment lasts until the next visit that opens one.  Visits that open, 0 2 3 of 5:
-    #     opens  0  .  2  3  .      next opening at or after  0 2 2 3 5      last  1 . 2 4 .
-    opens = ~continues
-    following = np.where(opens, np.arange(count)[:, None], count)
-    following = np.minimum.accumulate(following[::-1], axis=0)[::-1]
-    last = np.full((count, head_groups.shards), count - 1, dtype=np.int64)
-    last[:-1] = following[1:] - 1
-    return opens, last
+    # Step 2: whether an entry continues the one before it.
+    start, stop, sample = visits.start[visit], visits.stop[visit], visits.right[visit]
+    continues = np.zeros(len(visit), dtype=np.bool_)
+    continues[1:] = (
+        (worker[1:] == worker[:-1])
+        & (home[1:] == home[:-1])
+        & (home[1:] | (plan.head_groups.per_chunk == 1))
+        & (sample[1:] == sample[:-1])
+        & (start[1:] == stop[:-1])
+        & (q_row[1:] - q_row[:-1] == (stop - start)[:-1])
+    )
+    first = np.flatnonzero(~continues)
+    last = np.append(first[1:], len(visit))[: len(first)] - 1
+    return _Runs(
+        worker[first], first // max(count, 1), visit[first], visit[last], home[first], q_row[first]
+    )
 
 
 def _join_head_groups(
-    visit: IntArray, column: IntArray, last: IntArray, columns: _Columns, head_groups: HeadGroups
+    runs: _Runs, column: IntArray, columns: KVColumns, head_groups: HeadGroups
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Join local segments of the same rows over neighbouring head groups.
+    """Join local runs of the same rows over neighbouring head groups.
 
-    Takes a segment of each column, ordered by visit, then column.  Returns, for each joined segment,
-    (index of one that has its rows, first head group, number of head groups).  Head groups whose
-    run would split a query group stay single.
+    Takes a run of each column, ordered by first visit, then column.  Returns, for each joined
+    segment, (index of a run that has its rows, first head group, number of head groups).  Head
+    groups that would together split a query group stay single.
     """
-    opens = np.ones(len(visit), dtype=np.bool_)
+    opens = np.ones(len(column), dtype=np.bool_)
     opens[1:] = (
-        (visit[1:] != visit[:-1]) | (column[1:] != column[:-1] + 1) | (last[1:] != last[:-1])
+        (runs.first[1:] != runs.first[:-1])
+        | (runs.last[1:] != runs.last[:-1])
+        | (column[1:] != column[:-1] + 1)
     )
     first = np.flatnonzero(opens)
     final = np.append(first[1:], len(opens))[: len(first)] - 1

@@ -26,6 +26,21 @@ from libra.config import HeadShape
 IntArray = NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KVColumns:
+    """The head groups of one head shard that read one kv head group, in order; int64 [columns].
+
+    With 8 head groups, 2 shards and 4 kv head groups a column is 2 head groups.
+    """
+
+    shard: IntArray
+    kv_head_group: IntArray
+    head_group: IntArray
+    """First head group."""
+    count: IntArray
+    """Number of head groups."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeadGroups:
     """The cut of one head shape by H shards and M chunks."""
@@ -62,6 +77,13 @@ class HeadGroups:
     def shards(self) -> int:
         """H."""
         return self.count // self.per_shard
+
+    def kv_columns(self) -> KVColumns:
+        """Head groups by (head shard, kv head group)."""
+        head_group = np.arange(self.count, dtype=np.int64)
+        key = head_group // self.per_shard * self.kv_count + self.kv_head_group(head_group)
+        key, first, count = np.unique(key, return_index=True, return_counts=True)
+        return KVColumns(key // self.kv_count, key % self.kv_count, first, count)
 
     @property
     def kv_done(self) -> tuple[int, ...]:

@@ -67,19 +67,19 @@ def pool_kv_fetches(
     visits = geometry.block_samples
     start, stop = geometry.sample_start[visits.right], geometry.sample_stop[visits.right]
     length = (stop if complete_groups else visits.stop) - start
-    shard, kv_head_group, first_chunk = _kv_columns(head_groups)
+    columns = head_groups.kv_columns()
     worker = assignment.reshape(-1, head_groups.shards)[visits.left].astype(np.int64)
 
     # Step 2: sort by (worker, sample, kv head group) in one key; equal keys are one fetch, which
     # takes the longest prefix and the earliest chunk.
     samples, kv_count = len(geometry.sample_start), head_groups.kv_count
-    key = (worker[:, shard] * samples + visits.right[:, None]) * kv_count + kv_head_group
-    order = np.argsort(key, axis=None, kind="stable")
+    key = worker[:, columns.shard] * samples + visits.right[:, None]
+    key = key * kv_count + columns.kv_head_group
+    table, order = key.shape, np.argsort(key, axis=None, kind="stable")
     key = key.ravel()[order]
     first = np.flatnonzero(np.diff(key, prepend=-1))
-    table = (len(length), len(shard))
     length = np.broadcast_to(length[:, None], table).ravel()[order]
-    chunk = np.broadcast_to(first_chunk, table).ravel()[order]
+    chunk = np.broadcast_to(head_groups.chunk(columns.head_group), table).ravel()[order]
     if len(first):  # a pool of padding has none
         length, chunk = np.maximum.reduceat(length, first), np.minimum.reduceat(chunk, first)
     group, kv_head_group = np.divmod(key[first], kv_count)
@@ -100,19 +100,6 @@ def pool_kv_fetches(
         shard_first=shard_first,
         shard_count=shard_end - shard_first,
     )
-
-
-def _kv_columns(head_groups: HeadGroups) -> tuple[IntArray, IntArray, IntArray]:
-    """The (head shard, kv head group, first chunk that reads it) of a pool, int64 [columns] each."""
-    head_group = np.arange(head_groups.count, dtype=np.int64)
-    shard, kv_head_group = (
-        head_group // head_groups.per_shard,
-        head_groups.kv_head_group(head_group),
-    )
-    columns, column = np.unique(shard * head_groups.kv_count + kv_head_group, return_inverse=True)
-    first_chunk = np.full(len(columns), head_groups.chunks, dtype=np.int64)
-    np.minimum.at(first_chunk, column, head_groups.chunk(head_group))
-    return columns // head_groups.kv_count, columns % head_groups.kv_count, first_chunk
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from libra.config import HeadShape
 from libra.plan.geometry import Geometry
+from libra.plan.head_groups import cut_heads
 
 IntArray = NDArray[np.int64]
 
@@ -29,7 +30,12 @@ def place_paper(
     order = np.argsort(-np.repeat(cost, head_shards), kind="stable")
     target = (1 + tolerance) * (int(cost.sum()) * head_shards) / geometry.workers
 
-    first_unit, unit_count, units, unit_heads = _kv_units(heads, head_shards)
+    # A unit is the key/value heads that travel as one.  Shards that share a key/value head share its
+    # unit, so that a head fetched for one shard serves the next.
+    head_groups = cut_heads(heads, head_shards, 1)
+    shard = np.arange(head_shards, dtype=np.int64)
+    first_unit = head_groups.kv_head_group(shard * head_groups.per_shard)
+    last_unit = head_groups.kv_head_group((shard + 1) * head_groups.per_shard - 1)
     held = np.zeros((len(geometry.sample_start), geometry.cp_size), dtype=np.int64)
     shards = geometry.sample_shards
     np.add.at(
@@ -52,27 +58,11 @@ def place_paper(
         geometry.sample_stop - geometry.sample_start,
         held,
         first_unit,
-        unit_count,
-        units,
-        heads.kv_bytes(unit_heads),
+        last_unit + 1,
+        head_groups.kv_count,
+        heads.kv_bytes(head_groups.kv_heads),
     )
     return assignment
-
-
-def _kv_units(heads: HeadShape, head_shards: int) -> tuple[IntArray, IntArray, int, int]:
-    """The key/value head runs that shards fetch: (first unit of each shard, its units, units in
-    all, heads a unit).
-
-    Shards of whole groups fetch one run of their own; where shards share key/value heads the unit
-    is one head, so that a head fetched for one shard serves the next.
-    """
-    width = heads.q // head_shards
-    shard = np.arange(head_shards, dtype=np.int64)
-    if width % heads.group == 0:
-        return shard, np.ones_like(shard), head_shards, width // heads.group
-    first = shard * width // heads.group
-    last = ((shard + 1) * width - 1) // heads.group
-    return first, last - first + 1, heads.kv, 1
 
 
 @numba.njit(cache=True)
@@ -89,7 +79,7 @@ def _greedy(
     sample_length: IntArray,
     held: IntArray,
     first_unit: IntArray,
-    unit_count: IntArray,
+    end_unit: IntArray,
     units: int,
     unit_bytes: int,
 ) -> NDArray[np.int32]:
@@ -104,7 +94,7 @@ def _greedy(
             assignment[tile] = home[block]
             continue
         group = home[block] // cp_size * cp_size  # first worker of the pack's CP group
-        units_from, units_to = first_unit[shard], first_unit[shard] + unit_count[shard]
+        units_from, units_to = first_unit[shard], end_unit[shard]
         added[:] = qo_bytes[block]
         added[home[block]] = 0
         for visit in range(visit_offset[block], visit_offset[block + 1]):

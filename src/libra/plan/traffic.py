@@ -106,7 +106,7 @@ def pool_traffic(plan: PoolPlan, segments: PoolSegments | None = None) -> PoolTr
         fetched_kv=fetched_kv,
         peer_out=peer_out,
         segments=np.bincount(segments.worker, minlength=plan.workers),
-        calls=_count_calls(segments, plan),
+        calls=_count_calls(segments, plan.workers),
     )
 
 
@@ -135,23 +135,12 @@ def _held_for_others(plan: PoolPlan) -> IntArray:
     return np.stack([q.sum(axis=0), kv, o.sum(axis=1)])
 
 
-def _count_calls(segments: PoolSegments, plan: PoolPlan) -> IntArray:
+def _count_calls(segments: PoolSegments, workers: int) -> IntArray:
     """Kernel calls of each worker: its segments of equal buffers and head width are one."""
-    buffers, heads = plan.head_groups.chunks + 1, plan.heads
-    shape = (plan.workers, buffers, buffers, buffers, heads.q + 1, heads.kv + 1)
-    key = np.ravel_multi_index(
-        (
-            segments.worker,
-            segments.chunk - LOCAL,
-            segments.q_buffer - LOCAL,
-            segments.kv_buffer - LOCAL,
-            segments.heads,
-            segments.kv_heads,
-        ),
-        shape,
-    )
-    worker = np.unravel_index(np.unique(key), shape)[0]
-    return np.bincount(worker, minlength=plan.workers)
+    columns = np.stack([segments.worker, *segments.call_columns])
+    columns = columns[:, np.lexsort(columns)]
+    opens = (np.diff(columns, axis=1, prepend=-2) != 0).any(axis=0)
+    return np.bincount(columns[0][opens], minlength=workers)
 
 
 def byte_limits(config: PoolConfig, heads: HeadShape, rows: int) -> IntArray:
