@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from libra.data.cp_shards import local_positions
 from libra.plan.all_to_all import AllToAll
+from libra.plan.attention_calls import LOCAL, AttentionCall
 from libra.plan.plan_pool import PoolPlan
 from libra.plan.rank_plan import RankPlan, make_rank_plan
+from tests.slow_planner import sample_tables
 
 IntArray = NDArray[np.int64]
 
@@ -78,10 +80,10 @@ def exchange(plan: PoolPlan) -> Exchange:
         k_traffic += np.stack([m.send_splits for m in messages]) * head_groups.kv_heads
         arrived = [np.concatenate(both) for both in zip(arrived, passed_on, strict=True)]
         for worker, rows in enumerate(arrived):
-            assembly = rank_plans[worker].kv_buffers[chunk]
-            landed = np.concatenate([rows, head_group_rows[worker][assembly.own_index]])
-            buffer = np.full((assembly.rows, head_groups.kv_heads), NOTHING, dtype=np.int64)
-            buffer[slice(None) if assembly.permutation is None else assembly.permutation] = landed
+            kv_buffer = rank_plans[worker].kv_buffers[chunk]
+            landed = np.concatenate([rows, head_group_rows[worker][kv_buffer.own_index]])
+            buffer = np.full((kv_buffer.rows, head_groups.kv_heads), NOTHING, dtype=np.int64)
+            buffer[slice(None) if kv_buffer.permutation is None else kv_buffer.permutation] = landed
             k_arrived[worker].append(rows)
             k_fetched[worker].append(buffer)
     return Exchange(
@@ -109,3 +111,39 @@ def all_to_all(messages: Sequence[AllToAll], rows: Sequence[IntArray]) -> list[I
         assert len(message.send_index) == message.send_splits.sum()
         parts.append(np.split(local[message.send_index], np.cumsum(message.send_splits)[:-1]))
     return [np.concatenate([part[worker] for part in parts]) for worker in range(len(messages))]
+
+
+def sample_of_position(plan: PoolPlan) -> tuple[IntArray, IntArray]:
+    """Sample of every pool position (NOTHING in padding), and its position in that sample."""
+    sample = np.full(len(plan.cu_seqlens) * plan.tokens, NOTHING)
+    within = np.full_like(sample, NOTHING)
+    tables = sample_tables([cu.tolist() for cu in plan.cu_seqlens])
+    for pack, table in enumerate(tables):
+        for token, (index, position) in table.items():
+            sample[pack * plan.tokens + token] = index
+            within[pack * plan.tokens + token] = position
+    return sample, within
+
+
+def segments(call: AttentionCall) -> list[tuple[slice, slice, slice, slice]]:
+    """Rows and heads of q, rows and heads of k, of each segment."""
+    columns = (call.q_start, call.q_len, call.k_start, call.k_len, call.q_head, call.kv_head)
+    return [
+        (
+            slice(q, q + q_len),
+            slice(head, head + call.heads),
+            slice(k, k + k_len),
+            slice(kv_head, kv_head + call.kv_heads),
+        )
+        for q, q_len, k, k_len, head, kv_head in np.stack(columns, axis=1).tolist()
+    ]
+
+
+def buffers(moved: Exchange, worker: int, call: AttentionCall) -> tuple[IntArray, IntArray]:
+    """The q and k buffers that a call reads."""
+    q = moved.q_local if call.q_buffer == LOCAL else None
+    k = moved.k_local if call.kv_buffer == LOCAL else None
+    return (
+        moved.q_fetched[worker][call.q_buffer] if q is None else q[worker],
+        moved.k_fetched[worker][call.kv_buffer] if k is None else k[worker],
+    )

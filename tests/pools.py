@@ -1,13 +1,24 @@
-"""Random small pools for property tests."""
+"""Random small pools for property tests, and pools of real lengths."""
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from libra.config import HeadShape, Placement, PoolConfig
+from libra.data.packing import pack_sequential
+from libra.data.pools import place_packs
 from libra.plan.plan_pool import PoolPlan, plan_pool
+
+IntArray = NDArray[np.int64]
+
+DATA = Path(__file__).parent / "data"
 
 # Exact in binary, so that a target that a load just meets is met in floats as in fractions.
 TOLERANCES = (0.0, 1 / 32, 0.25)
@@ -82,3 +93,18 @@ def small_pools(
     )
     packs = [draw(sample_bounds(tokens)) for _ in range(config.pool_size)]
     return SmallPool(packs=packs, tokens=tokens, cp_size=cp_size, config=config, heads=heads)
+
+
+@cache
+def real_pool(tokens: int = 262_144, global_batch: int = 128, pool_size: int = 8) -> list[IntArray]:
+    """Sample bounds of the first pool of the first window of real lengths, after VRSP."""
+    lengths = np.load(DATA / "lengths-code.npy")
+    packs = pack_sequential(lengths[lengths <= tokens], tokens)
+    chosen = place_packs(packs.workloads[:global_batch], pool_size)[0]
+    return [packs.cu_seqlens(int(pack)) for pack in chosen]
+
+
+def expected_plans() -> list[dict[str, str]]:
+    """Balance and bytes that plans of real lengths by the placement of the paper are known to have."""
+    with (DATA / "expected-plan.csv").open(newline="") as file:
+        return list(csv.DictReader(file))

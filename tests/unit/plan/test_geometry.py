@@ -86,7 +86,9 @@ def test_the_pairs_of_a_block_are_counted_query_by_query(pool: SmallPool) -> Non
 
 @settings(max_examples=40)
 @given(small_pools())
-def test_visits_and_holdings_cover_each_token_of_each_sample_once(pool: SmallPool) -> None:
+def test_block_samples_and_sample_shards_cover_each_token_of_each_sample_once(
+    pool: SmallPool,
+) -> None:
     geometry = lay_out(pool)
     tokens = [
         pack * pool.tokens + token

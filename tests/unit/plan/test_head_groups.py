@@ -23,7 +23,7 @@ CUTS = [
 ]
 
 
-def test_shards_chunks_and_kv_heads_of_every_query_head_are_those_of_its_lane() -> None:
+def test_shards_chunks_and_kv_heads_of_every_query_head_are_those_of_its_head_group() -> None:
     for heads, head_shards, chunks in CUTS:
         head_groups = cut_heads(heads, head_shards, chunks)
         width = heads.q // head_shards
@@ -39,7 +39,7 @@ def test_shards_chunks_and_kv_heads_of_every_query_head_are_those_of_its_lane() 
         assert head_groups.kv_count * head_groups.kv_heads == heads.kv
 
 
-def test_no_lane_tears_a_query_group() -> None:
+def test_no_head_group_splits_a_query_group() -> None:
     for heads, head_shards, chunks in CUTS:
         head_groups = cut_heads(heads, head_shards, chunks)
         for head_group in range(head_groups.count):
@@ -48,7 +48,7 @@ def test_no_lane_tears_a_query_group() -> None:
             assert whole_groups or first // heads.group == last // heads.group
 
 
-def test_every_chunk_of_a_shard_has_the_same_lanes_so_the_same_bytes_and_work() -> None:
+def test_every_chunk_of_a_shard_has_the_same_head_groups_so_the_same_bytes_and_work() -> None:
     for cut in CUTS:
         head_groups = cut_heads(*cut)
         head_group = np.arange(head_groups.count)

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import libra
 from libra.config import HeadShape, PoolConfig
 from libra.plan.kv_fetch import KVTransfers, kv_transfers
 from libra.plan.kv_multicast import FEWEST_ROWS, multicast_runs, relieves
 from libra.plan.plan_pool import PoolPlan, plan_pool
-from tests.pools import SmallPool, small_pools
+from tests.pools import SmallPool, real_pool, small_pools
 
 LENGTHS = Path(__file__).parents[2] / "data" / "lengths-code.npy"
 TOKENS = 262_144
@@ -42,10 +41,10 @@ def same(a: KVTransfers, b: KVTransfers) -> bool:
     )
 
 
-def check_coverage(plan: PoolPlan, moves: KVTransfers) -> None:
-    """Each need has each of its rows once, and what a relay passes on has come to it before."""
-    order = np.lexsort((moves.offset, moves.fetch))
-    need, offset, length = moves.fetch[order], moves.offset[order], moves.length[order]
+def check_coverage(plan: PoolPlan, runs: KVTransfers) -> None:
+    """Each fetch has each of its rows once, and what a multicast passes on has come to it before."""
+    order = np.lexsort((runs.offset, runs.fetch))
+    need, offset, length = runs.fetch[order], runs.offset[order], runs.length[order]
     first, last = np.ones((2, len(need)), dtype=np.bool_)
     first[1:], last[:-1] = need[1:] != need[:-1], need[1:] != need[:-1]
     assert (length > 0).all()
@@ -53,13 +52,13 @@ def check_coverage(plan: PoolPlan, moves: KVTransfers) -> None:
     assert (offset[1:] == offset[:-1] + length[:-1])[~first[1:]].all()
     assert (offset + length == plan.kv_fetches.length[need])[last].all()
     assert need[first].tolist() == np.flatnonzero(~plan.kv_fetches.resident).tolist()
-    later = np.flatnonzero(moves.passed_on)
-    via = moves.via[later]
-    assert not moves.passed_on[via].any()
-    assert (moves.destination[via] == moves.source[later]).all()
-    assert (moves.source[later] != moves.destination[later]).all()
-    assert (moves.length[via] >= moves.length[later]).all()
-    columns = (moves.offset, moves.chunk, moves.kv_head_group, plan.kv_fetches.sample[moves.fetch])
+    later = np.flatnonzero(runs.passed_on)
+    via = runs.via[later]
+    assert not runs.passed_on[via].any()
+    assert (runs.destination[via] == runs.source[later]).all()
+    assert (runs.source[later] != runs.destination[later]).all()
+    assert (runs.length[via] >= runs.length[later]).all()
+    columns = (runs.offset, runs.chunk, runs.kv_head_group, plan.kv_fetches.sample[runs.fetch])
     for column in columns:
         assert (column[via] == column[later]).all()
 
@@ -67,7 +66,7 @@ def check_coverage(plan: PoolPlan, moves: KVTransfers) -> None:
 @pytest.mark.usefixtures("eager_multicasts")
 @given(small_pools(placements=("surplus",)), st.data())
 @settings(max_examples=150)
-def test_every_need_gets_each_of_its_rows_once(pool: SmallPool, data: st.DataObject) -> None:
+def test_every_fetch_gets_each_of_its_rows_once(pool: SmallPool, data: st.DataObject) -> None:
     plan = pool.plan()
     if data.draw(st.booleans()):  # tiles anywhere: many destinations
         random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -78,7 +77,7 @@ def test_every_need_gets_each_of_its_rows_once(pool: SmallPool, data: st.DataObj
         m.rows(plan.workers, plan.head_groups.chunks) for m in (direct(plan), plan.kv_transfers)
     ]
     arrived = [moved.sum(axis=(0, 1, 2)) for moved in rows]
-    assert (arrived[0] == arrived[1]).all()  # all receive what they did without relays
+    assert (arrived[0] == arrived[1]).all()  # all receive what they did without multicasts
 
 
 @pytest.mark.usefixtures("eager_multicasts")
@@ -86,19 +85,19 @@ def test_every_need_gets_each_of_its_rows_once(pool: SmallPool, data: st.DataObj
 @settings(max_examples=100)
 def test_a_row_leaves_its_holder_for_other_nodes_once(pool: SmallPool) -> None:
     plan, per_node = pool.plan(), pool.config.ranks_per_node
-    moves = plan.kv_transfers
-    far = ~moves.passed_on & (moves.source // per_node != moves.destination // per_node)
+    runs = plan.kv_transfers
+    far = ~runs.passed_on & (runs.source // per_node != runs.destination // per_node)
     sent = set()
     for i in np.flatnonzero(far):
-        for row in range(moves.source_row[i], moves.source_row[i] + moves.length[i]):
-            key = (int(moves.chunk[i]), int(moves.source[i]), int(moves.kv_head_group[i]), row)
+        for row in range(runs.source_row[i], runs.source_row[i] + runs.length[i]):
+            key = (int(runs.chunk[i]), int(runs.source[i]), int(runs.kv_head_group[i]), row)
             assert key not in sent
             sent.add(key)
 
 
 @given(small_pools(placements=("surplus",)))
 @settings(max_examples=100)
-def test_relays_never_raise_what_the_busiest_worker_sends(pool: SmallPool) -> None:
+def test_a_multicast_never_raise_what_the_busiest_worker_sends(pool: SmallPool) -> None:
     plan = pool.plan()
     q, kv, o = plan.traffic
     rows = direct(plan).rows(plan.workers, plan.head_groups.chunks).sum(axis=(0, 1))
@@ -128,19 +127,19 @@ def test_three_takers_pass_a_prefix_on_to_each_other() -> None:
         {"placement": "paper", "block_size": 16},
     ],
 )
-def test_neighbours_and_the_papers_placement_have_no_relays(changes: dict[str, Any]) -> None:
+def test_neighbours_and_the_papers_placement_have_no_multicast(changes: dict[str, Any]) -> None:
     plan = spread_pool(4, **changes)
     assert plan.traffic[1].any()
     assert same(plan.kv_transfers, direct(plan))
 
 
-def test_one_destination_has_no_relay() -> None:
+def test_one_destination_has_no_multicast() -> None:
     plan = spread_pool(2)
     assert plan.traffic[1].any()
     assert same(plan.kv_transfers, direct(plan))
 
 
-def test_short_runs_have_no_relay() -> None:
+def test_short_runs_have_no_multicast() -> None:
     config = PoolConfig(pool_size=4, chunks=1, ranks_per_node=1)
     tokens = FEWEST_ROWS - 1
     packs = [[0, tokens], *[list(range(tokens + 1))] * 3]
@@ -161,21 +160,10 @@ def test_a_multicast_that_relieves_no_one_is_not_taken() -> None:
     assert not relieves(direct, another, per_node=2)
 
 
-@pytest.fixture(scope="module")
-def real_pool() -> list[np.ndarray]:
-    """The first pool of the first window of real lengths."""
-    lengths = np.load(LENGTHS)
-    packs = libra.pack_sequential(lengths[lengths <= TOKENS], TOKENS)
-    first = libra.place_packs(packs.workloads[:128], 8)[0]
-    return [packs.cu_seqlens(int(pack)) for pack in first]
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
-def test_the_heaviest_pack_of_a_real_pool_sends_half_as_much(
-    real_pool: list[np.ndarray], layout: Any
-) -> None:
+def test_the_heaviest_pack_of_a_real_pool_sends_half_as_much(layout: Any) -> None:
     heads = HeadShape(q=128, kv=16, dim=256)
-    plan = plan_pool(real_pool, cp_size=8, config=PoolConfig(shard_layout=layout), heads=heads)
+    plan = plan_pool(real_pool(), cp_size=8, config=PoolConfig(shard_layout=layout), heads=heads)
     check_coverage(plan, plan.kv_transfers)
     assert same(
         plan.kv_transfers, multicast_runs(direct(plan), plan.kv_fetches, workers=64, per_node=8)
@@ -186,6 +174,6 @@ def test_the_heaviest_pack_of_a_real_pool_sends_half_as_much(
     )
     assert after.sum() == before.sum()
     assert after.sum(axis=1).max() <= 0.6 * before.sum(axis=1).max()
-    # What relays pass on is spread: none passes on half of what some receive.
+    # What multicasts pass on is spread: none passes on half of what some receive.
     passed_on = plan.kv_transfers.rows(plan.workers, plan.head_groups.chunks)[1].sum(axis=(0, 2))
     assert passed_on.max() <= 0.5 * after.sum(axis=0).max()
