@@ -27,7 +27,7 @@ from libra.extras import check_installed
 
 _HEADS = 4
 """Query heads of the demo's decoder, which a CP group shares."""
-_LEAST_TOKENS = 64
+_LEAST = {"ranks": 1, "cp": 1, "steps": 1, "tokens": 64}
 _STOP_SECONDS = 10
 _LINES_OF_LOG = 12
 _RANK_ERROR = re.compile(r"\[rank\d+\]: (?!Traceback)\S")
@@ -59,9 +59,9 @@ def check_demo(config: DemoConfig) -> None:
     The dataclass does not check itself, because tyro words errors that are raised while it parses
     in its own way.
     """
-    for name in ("ranks", "cp", "steps"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"--{name} is {getattr(config, name)}; it must be >= 1")
+    for name, least in _LEAST.items():
+        if getattr(config, name) < least:
+            raise ValueError(f"--{name} is {getattr(config, name)}; it must be >= {least}")
     if config.ranks % config.cp:
         raise ValueError(
             f"--cp {config.cp} does not divide --ranks {config.ranks}; ranks = replicas x cp"
@@ -70,10 +70,6 @@ def check_demo(config: DemoConfig) -> None:
         raise ValueError(
             f"--cp {config.cp} does not divide the decoder's {_HEADS} heads, "
             "as the Ulysses baseline needs"
-        )
-    if config.tokens < _LEAST_TOKENS:
-        raise ValueError(
-            f"--tokens is {config.tokens}; a pack needs at least {_LEAST_TOKENS} tokens"
         )
 
 
@@ -116,11 +112,10 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> int:
 def training_script() -> Path:
     """Path of examples/train.py, inside an installed package or at the root of a checkout."""
     package = Path(__file__).resolve().parents[1]
-    places = [root / "examples" / "train.py" for root in (package, package.parents[1])]
-    for place in places:
-        if place.is_file():
-            return place
-    raise ValueError(f"examples/train.py is missing; looked at {' and '.join(map(str, places))}")
+    for root in (package, package.parents[1]):
+        if (script := root / "examples" / "train.py").is_file():
+            return script
+    raise ValueError(f"examples/train.py is neither in {package} nor in {package.parents[1]}")
 
 
 def training_command(config: DemoConfig) -> list[str]:

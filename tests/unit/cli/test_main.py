@@ -55,7 +55,7 @@ def fake_training(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         ("--ranks 3 --cp 2", "libra: --cp 2 does not divide --ranks 3; ranks = replicas x cp"),
         ("--steps 0", "libra: --steps is 0; it must be >= 1"),
         ("--ranks -1", "libra: --ranks is -1; it must be >= 1"),
-        ("--tokens 8", "libra: --tokens is 8; a pack needs at least 64 tokens"),
+        ("--tokens 8", "libra: --tokens is 8; it must be >= 64"),
         ("--ranks 16 --cp 16", "libra: --cp 16 does not divide the decoder's 4 heads"),
     ],
 )
