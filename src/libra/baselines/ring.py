@@ -177,11 +177,14 @@ def _forward(
     shape = (*q_TND.shape[:2], v_TNE.shape[2])
     sum_TNE = q_TND.new_empty(shape, dtype=sums)
     lse_TN = q_TND.new_empty(shape[:2], dtype=sums)
+    # No step writes rows of padding.
     sum_TNE[ring.padding], lse_TN[ring.padding] = 0, 0
     part_TNE = q_TND.new_empty(shape)
     block_KW = _own_block(steps, k_TND, v_TNE)
     for step, call in enumerate(ring.calls):
+        # Step 1: send the block that is held; the next one travels behind the kernel.
         block_flight = _send(microbatch.group, steps.block_hop(step), block_KW)
+        # Step 2: attend to it, from its own buffers at step 0.
         if call is not None:
             k, v = (k_TND, v_TNE) if step == 0 else _split(block_KW, k_TND, v_TNE)
             flat = lse_TN.new_empty(call.lse_size)
@@ -189,6 +192,7 @@ def _forward(
                 buffers = Buffers(q_TND, k, v, part_TNE, flat)
                 ring.kernel.forward(call.prepared, buffers, scale)
             _merge(sum_TNE, lse_TN, part_TNE, flat, call, opens=step == 0)
+        # Step 3: the next block.
         block_KW = block_flight.wait(steps.before)
     return sum_TNE.to(q_TND.dtype), lse_TN
 
@@ -229,7 +233,9 @@ def _backward(
     block_KW = _own_block(steps, k_TND, v_TNE)
     grad_flight: _Flight | None = None
     for step, call in enumerate(ring.calls):
+        # Step 1: send the block that is held.
         block_flight = _send(group, steps.block_hop(step), block_KW)
+        # Step 2: this rank's part of the block's gradient.  The own block's goes to dK and dV.
         grad_KW = torch.zeros_like(block_KW, dtype=lse_TN.dtype)
         if call is not None:
             k, v = (k_TND, v_TNE) if step == 0 else _split(block_KW, k_TND, v_TNE)
@@ -240,10 +246,11 @@ def _backward(
                 ring.kernel.backward(call.prepared, buffers, grads, scale)
             call.rows.scatter_add(dq_TND, call.rows.gather(part_TND))
         if grad_flight is not None:
-            # The earlier readers' part of this block's gradient, sent one step ago.
+            # Step 3: add the earlier readers' part, which was sent one step ago.
             if step <= steps.last[steps.source(step)]:
                 grad_KW += grad_flight.wait(steps.before)
             _add_own(steps, step - 1, grad_flight, dk_TND, dv_TNE)
+        # Step 4: send the gradient to the next reader, or to the block's own rank.
         grad_flight = _send(group, steps.grad_hop(step), grad_KW) if step else None
         block_KW = block_flight.wait(steps.before)
     if grad_flight is not None:

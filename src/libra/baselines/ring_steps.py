@@ -121,6 +121,7 @@ def ring_steps(
             reads = _reads(cu_seqlens, shards, reader, source)
             if reader == rank:
                 mine.append(reads)
+            # Rows of the block that any other rank reads lie in [first, stop).
             if step and len(reads):
                 begin, end = int(reads.k_start.min()), int((reads.k_start + reads.k_len).max())
                 first[source] = min(begin, first[source]) if last[source] else begin
@@ -171,6 +172,7 @@ def _rows_before(shards: ShardMap, rank: int, position: IntArray) -> IntArray:
     """Rows of a rank before each position of the pack."""
     mine = shards.rank == rank
     start, length = shards.start[mine], (shards.stop - shards.start)[mine]
+    # Fragments [0, 4) and [8, 12), position 10: four rows of the first, two of the second.
     inside = np.clip(position[:, None] - start, 0, length)
     rows: IntArray = inside.sum(axis=1)
     return rows

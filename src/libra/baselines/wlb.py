@@ -81,7 +81,7 @@ def pack_by_cost(
     tokens = [0] * packs
     held: list[list[int]] = [[] for _ in range(packs)]
     for sample, length in zip(order.tolist(), ranked, strict=True):
-        passed = []
+        passed = []  # cheaper packs that lack room for this sample
         while open_packs:
             cost, pack = heapq.heappop(open_packs)
             if tokens[pack] + length <= most_tokens:
@@ -96,6 +96,7 @@ def pack_by_cost(
                 f"{packs} packs of at most {most_tokens} tokens cannot take a sample of {length} "
                 "more; raise most_tokens"
             )
+        # A shorter sample may still fit into them.
         for entry in passed:
             heapq.heappush(open_packs, entry)
     return [np.array(pack, dtype=np.int64) for pack in held]

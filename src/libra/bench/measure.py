@@ -61,6 +61,7 @@ def measure_windows(
     for number, window in enumerate(windows):
         plans = {runner.scheme.key: runner.steps(window, wlb) for runner in runners}
         for index in range(len(plans[runners[0].scheme.key])):
+            # Alternating, so that no scheme always runs on a machine that has just warmed up.
             for runner in runners[:: -1 if turn % 2 else 1]:
                 key = runner.scheme.key
                 ready, run = prepare_step(runner, window, plans[key][index], here, turn)
@@ -124,11 +125,12 @@ def _gather(mine: FloatArray, here: BenchRank) -> FloatArray:
 
 def _timed_layer(run: Callable[[], None], here: BenchRank) -> FloatArray:
     """(seconds in all, seconds in kernels, CPU seconds) of this rank."""
-    here.kernel.watch.total()
+    here.kernel.watch.total()  # calls before this layer do not count
     _barrier(here.device)
     begin, cpu = time.perf_counter(), time.process_time()
     run()
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    # `run` has left the device idle, so all kernel times are known.
     return np.array([seconds, here.kernel.watch.total(), cpu])
 
 

@@ -63,6 +63,7 @@ def _device(options: BenchOptions) -> torch.device:
 
 def _checked(options: BenchOptions, device: torch.device) -> tuple[BenchRank, list[Packs]]:
     """Check everything; then all ranks go on, or all raise."""
+    # A rank that finds a problem must not leave before the others know of it.
     problem, windows, kernel = None, [], None
     try:
         check_options(options, dist.get_world_size())

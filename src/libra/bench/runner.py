@@ -87,6 +87,7 @@ def make_runners(
             prepare = partial(_prepare_ring, mesh, kernel, chosen.shard_layout)
         else:
             if chosen not in pools:
+                # Pools of one size have the same members, so they share process groups.
                 size = chosen.pool_size
                 pools[chosen] = SequencePool(
                     mesh, chosen, kernel=kernel, groups=groups.get(size), timeout=timeout
@@ -138,8 +139,10 @@ def _prepare_ring(
     )
     steps = microbatch.steps
     own, *others = steps.reads
+    # Causal pairs of the own block, full rectangles of the others.
     load = int(causal_pairs(own.k_len - own.q_len, own.k_len).sum())
     load += sum(int((reads.q_len * reads.k_len).sum()) for reads in others)
+    # At each step a rank sends the block that it holds, until the block's last reader has it.
     sent_rows = sum(
         steps.stop[source] - steps.first[source]
         for step, source in enumerate(map(steps.source, range(steps.ranks)))
