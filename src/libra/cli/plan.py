@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from libra.cost.attention_time import AttentionTime, PoolTimelines
 from libra.cost.description import describe
 from libra.cost.published import cluster_table
 from libra.data.lengths import check_count
+from libra.extras import check_installed
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 PLOT_SUFFIXES = (".svg", ".png")
@@ -87,7 +87,7 @@ class PlanOptions:
     """Write the modelled timeline to this file, for ui.perfetto.dev or chrome://tracing."""
 
     plot: File = None
-    """Draw load and traffic into this .svg or .png file.  Needs matplotlib (the extra `plot`)."""
+    """Draw load and traffic into this .svg or .png file.  Needs the extra `report`."""
 
 
 def run_plan(options: PlanOptions, console: Console | None = None) -> int:
@@ -149,11 +149,8 @@ def _check(options: PlanOptions) -> None:
                 f"--plot {options.plot} ends in {options.plot.suffix!r}; name a file that ends in "
                 + " or ".join(PLOT_SUFFIXES)
             )
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ValueError(
-                "--plot needs matplotlib, which is not installed; install the extra `plot`: "
-                "pip install 'libra-attention[plot]'"
-            )
+        for package in ("altair", "vl_convert"):
+            check_installed(package, "--plot")
     named = [options.lengths, options.json, options.trace, options.plot]
     paths = [path for path in named if path is not None]
     if len({path.resolve() for path in paths}) < len(paths):
@@ -185,7 +182,7 @@ def _write(
         _save(options.trace, "trace", lambda path: path.write_text(json.dumps(trace) + "\n"))
         written.append(("Trace", options.trace))
     if options.plot is not None:
-        from libra.cli.plan_plot import draw_plan  # matplotlib: an extra, and slow to import
+        from libra.cli.plan_plot import draw_plan  # an extra, and slow to import
 
         _save(options.plot, "plot", lambda path: draw_plan(report, path))
         written.append(("Plot", options.plot))

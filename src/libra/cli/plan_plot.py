@@ -1,176 +1,136 @@
-"""One pool's plan as a picture: load per worker before and after, and who sends how much to whom.
-
-matplotlib is the extra `plot`.  Figures are drawn on objects of their own, without pyplot and its
-global state, and come out the same byte for byte each time.
-"""
+"""One pool's plan as a picture: load per worker before and after, and the traffic matrix."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
+import altair as alt
 import numpy as np
 from numpy.typing import NDArray
 
 from libra.cli.plan_report import PlanReport
 from libra.cli.units import byte_unit, show_bytes
-from libra.data.pools import imbalance
+from libra.simulate.chart_theme import (
+    BLUE,
+    GREY,
+    ORANGE,
+    PICTURE,
+    Look,
+    chart_spec,
+    coloured,
+    log_ticks,
+    plot,
+    save_picture,
+)
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
-
-# Okabe and Ito's palette: told apart with every kind of colour vision, and in grey.
-_BEFORE = "#E69F00"
-_AFTER = "#0072B2"
-_INK = "#222222"
-_TARGET = "#D55E00"
-_FAINT = "#B5B5B5"
-_NOTHING = "#F4F4F4"
-_MOST_BARS = 128
-"""Workers drawn as a bar each; more of them make one area."""
-_STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same picture everywhere
-    "font.size": 12.0,
-    "axes.titlesize": 13.0,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 12.0,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "libra",
-}
-_MOST_NUMBERS = 16
-_DECADES = 3.0
-"""Of bytes, below the largest, that the colour scale tells apart."""
+_MOST_CELLS: Final = 128
+"""Workers of a matrix with a cell for each pair; of more workers, replicas have the cells."""
+_DECADES: Final = 3
+"""Powers of ten of bytes, below the largest, that the colours tell apart."""
+_MOST_NUMBERS: Final = 16
+"""Replicas whose number stands at an axis."""
+_LOAD_WIDTH: Final = 470
+_HEIGHT: Final = 330
 
 
-def draw_plan(figures: PlanReport, path: Path) -> None:
-    """Write the picture to `path`, .svg or .png by its suffix.
-
-    Raises ValueError where matplotlib is missing, and OSError where `path` cannot be written.
-    """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError(
-            "a plot needs matplotlib, which is not installed; install the extra `plot`: "
-            "pip install 'libra-attention[plot]'"
-        ) from error
-    with matplotlib.rc_context(_STYLE):
-        figure = plan_figure(figures)
-        figure.savefig(
-            path,
-            dpi=200,
-            facecolor="white",
-            metadata={"Date": None} if path.suffix == ".svg" else None,
-        )
+def draw_plan(report: PlanReport, path: Path) -> None:
+    """Write the picture to `path`, SVG or PNG by its suffix.  OSError where that fails."""
+    save_picture(plan_picture(report), path)
 
 
-def plan_figure(figures: PlanReport) -> Figure:
-    """Both panels, load on the left and traffic on the right."""
-    from matplotlib.figure import Figure
-
-    plan = figures
-    figure = Figure(figsize=(11.5, 5.2))
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12, wspace=0.04)
-    load, traffic = figure.subplots(1, 2, width_ratios=(1.25, 1.0))
-    replicas = plan.workers // plan.cp_size
-    figure.suptitle(
-        f"One pool of {replicas} replicas × CP {plan.cp_size}, packs of {plan.tokens:,} tokens",
-        x=0.012,
-        ha="left",
-        fontsize=14.5,
-        fontweight="bold",
+def plan_picture(report: PlanReport) -> dict[str, Any]:
+    """Both panels as one specification: load on the left and traffic on the right."""
+    replicas = report.workers // report.cp_size
+    title = (
+        f"One pool of {replicas} replicas × CP {report.cp_size}, packs of {report.tokens:,} tokens"
     )
-    _draw_load(load, figures)
-    _draw_traffic(traffic, figures)
-    return figure
+    # A picture of two panels has no width of its own, which the theme's expressions ask for.
+    width = alt.param(name="width", value=_LOAD_WIDTH)
+    panels = alt.hconcat(_load_panel(report), _traffic_panel(report), spacing=50, title=title)
+    return chart_spec(panels.resolve_scale(color="independent").add_params(width)) | PICTURE
 
 
-def _draw_load(ax: Axes, figures: PlanReport) -> None:
-    """Loads in means of the pool, one step a worker."""
-    plan, workers = figures, figures.per_worker
-    name, before = "at home", workers.home_load
-    if figures.ulysses is not None:
-        name, before = "Ulysses", figures.ulysses.load
-    edges = np.arange(plan.workers + 1, dtype=np.float64) - np.float64(0.5)
-    steps, after = _relative(before), _relative(workers.load)
-    target = 1 + plan.config.tolerance
-    handles = [
-        _draw_bars(ax, steps, edges, color=_BEFORE, label=f"before ({name})"),
-        _draw_bars(ax, after, edges, color=_AFTER, label=f"after (Libra, {plan.config.placement})"),
-        ax.axhline(target, color=_TARGET, linewidth=1.2, linestyle=(0, (5, 2))),
-        ax.axhline(1, color=_INK, linewidth=0.9),
+def _load_panel(report: PlanReport) -> Any:
+    """Loads over the pool's mean, one step a worker."""
+    name, before = "at home", report.per_worker.home_load
+    if report.ulysses is not None:
+        name, before = "Ulysses", report.ulysses.load
+    looks = [
+        Look(f"before ({name})", ORANGE),
+        Look(f"after (Libra, {report.config.placement})", BLUE),
     ]
-    handles[2].set_label(f"target, {target:g}")
-    handles[3].set_label("mean")
-    ax.stairs(steps, edges, baseline=None, color=_BEFORE, linewidth=1.8)  # over lower bars too
-    ax.set_title(
-        f"Attention load: imbalance {imbalance(before):.2f} → {plan.imbalance.planned:.2f}"
+    heights = [_over_mean(before), _over_mean(report.per_worker.load)]
+    steps = [
+        # The last load stands twice, at both edges of the last worker's step.
+        {"x": i / report.cp_size, "y": float(loads[min(i, len(loads) - 1)]), "series": look.label}
+        for look, loads in zip(looks, heights, strict=True)
+        for i in range(len(loads) + 1)
+    ]
+    workers = f", {report.cp_size} workers each" if report.cp_size > 1 else ""
+    area = plot(steps).mark_area(interpolate="step-after", line=True, fillOpacity=0.35)
+    area = area.encode(
+        x=_replicas(alt.X("x:Q", title=f"replica{workers}"), report),
+        y=alt.Y("y:Q", stack=None, title="load of a worker / mean"),
     )
-    ax.set_ylabel("load of a worker / mean")
-    highest = np.maximum(steps, after)
-    below_legend = max(highest[len(highest) // 2 :].max(), target)
-    ax.set_ylim(0, max(1.04 * highest.max(), 1.5 * below_legend))
-    ax.set_xlim(edges[0], edges[-1])
-    _number_replicas(ax.xaxis, figures)
-    ax.set_xlabel(f"replica, {plan.cp_size} workers each" if plan.cp_size > 1 else "replica")
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(handles=handles, frameon=False, loc="upper right")
-
-
-def _draw_bars(
-    ax: Axes, heights: NDArray[np.float64], edges: NDArray[np.float64], *, color: str, label: str
-) -> Any:
-    """Draw loads and return what stands for them in the legend."""
-    if len(heights) <= _MOST_BARS:
-        return ax.bar(np.arange(len(heights)), heights, width=0.84, color=color, label=label)
-    return ax.stairs(heights, edges, fill=True, color=color, label=label)
-
-
-def _draw_traffic(ax: Axes, figures: PlanReport) -> None:
-    """Forward bytes of every worker pair, on a log scale; pairs that exchange nothing are grey."""
-    from matplotlib.colors import LogNorm
-
-    plan = figures
-    moved = np.sum(list(plan.traffic.values()), axis=0)
-    most = max(int(moved.max()), 1)
-    shown = np.ma.masked_equal(moved, 0)
-    ax.set_facecolor(_NOTHING)
-    image = ax.imshow(
-        shown,
-        norm=LogNorm(vmin=most / 10**_DECADES, vmax=most),
-        cmap="viridis_r",  # even steps of lightness; dark is much
-        interpolation="nearest",
+    target = 1 + report.config.tolerance
+    line = plot([{"y": target}]).mark_rule(color=GREY, strokeDash=[4, 3]).encode(y="y:Q")
+    peaks = [float(loads.max()) for loads in heights]
+    return alt.layer(
+        coloured(area, looks, orient="top-right", symbolType="square"), line
+    ).properties(
+        width=_LOAD_WIDTH,
+        height=_HEIGHT,
+        title=alt.TitleParams(
+            f"Busiest worker / mean: {peaks[0]:.2f}× → {peaks[1]:.2f}× (target {target:g})",
+            fontSize=13,
+        ),
     )
-    ax.set_title(f"Bytes sent forward: {show_bytes(int(moved.sum()))} in all")
-    ax.set_xlabel("to replica")
-    ax.set_ylabel("from replica")
-    for axis, line in ((ax.xaxis, ax.axvline), (ax.yaxis, ax.axhline)):
-        _number_replicas(axis, figures)
-        for edge in np.arange(plan.cp_size, plan.workers, plan.cp_size) - 0.5:
-            line(edge, color=_FAINT, linewidth=0.7)
-    unit = byte_unit(most)
-    bar = ax.figure.colorbar(image, ax=ax, extend="min", shrink=0.9, pad=0.02)
-    bar.set_label(f"{unit.name} from worker to worker (blank: none)")
-    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value / unit.bytes:g}")
 
 
-def _number_replicas(axis: Axis, figures: PlanReport) -> None:
-    """Ticks where replicas meet, their numbers in between."""
-    cp, workers = figures.cp_size, figures.workers
-    replicas = np.arange(0, workers // cp, -(-workers // cp // _MOST_NUMBERS))
-    axis.set_ticks(np.arange(0, workers + 1, cp) - 0.5, labels=[])
-    axis.set_ticks(replicas * cp + (cp - 1) / 2, labels=map(str, replicas), minor=True)
-    axis.set_tick_params(which="minor", length=0, pad=5)
+def _traffic_panel(report: PlanReport) -> Any:
+    """Forward bytes of every pair of workers, colours on a log scale; pairs without are blank."""
+    moved = np.sum(list(report.traffic.values()), axis=0)
+    side, names = 1 / report.cp_size, "worker to worker"
+    if report.workers > _MOST_CELLS:
+        replicas = report.workers // report.cp_size
+        moved = moved.reshape(replicas, report.cp_size, replicas, -1).sum(axis=(1, 3))
+        side, names = 1.0, "replica to replica"
+    unit = byte_unit(max(int(moved.max()), 1))
+    most = max(int(moved.max()), 1) / unit.bytes
+    cells = [
+        {"x": j * side, "x2": (j + 1) * side, "y": i * side, "y2": (i + 1) * side, "sent": sent}
+        for i, j in np.argwhere(moved).tolist()
+        for sent in [moved[i, j] / unit.bytes]
+    ]
+    chart = plot(cells).mark_rect(cornerRadius=0)
+    colour = alt.Color("sent:Q", title=f"{unit.name} from {names}")
+    ends = [most / 10**_DECADES, most]
+    colour = colour.scale(type="log", scheme="viridis", reverse=True, clamp=True, domain=ends)
+    return chart.encode(
+        x=_replicas(alt.X("x:Q", title="to replica"), report),
+        x2="x2:Q",
+        y=_replicas(alt.Y("y:Q", title="from replica"), report, reverse=True),
+        y2="y2:Q",
+        color=colour.legend(
+            orient="right", format="~g", gradientLength=_HEIGHT - 60, values=log_ticks(*ends)
+        ),
+    ).properties(
+        width=_HEIGHT,
+        height=_HEIGHT,
+        view=alt.ViewConfig(fill="#f4f4f4"),
+        title=alt.TitleParams(f"Bytes sent forward: {show_bytes(int(moved.sum()))}", fontSize=13),
+    )
 
 
-def _relative(load: NDArray[np.int64]) -> NDArray[np.float64]:
+def _replicas(channel: Any, report: PlanReport, *, reverse: bool = False) -> Any:
+    """The channel with one unit a replica, and the replicas' numbers at their middles."""
+    count = report.workers // report.cp_size
+    middles = [i + 0.5 for i in range(0, count, -(-count // _MOST_NUMBERS))]
+    labels = {"values": middles, "tickCount": count, "labelExpr": "floor(datum.value)"}
+    channel = channel.axis(ticks=False, grid=False, **labels)
+    return channel.scale(domain=[0, count], nice=False, reverse=reverse)
+
+
+def _over_mean(load: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.asarray(load / load.mean(), dtype=np.float64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shlex
@@ -31,6 +30,7 @@ from libra.cost.models import MODELS, Model
 from libra.cost.parallelism import Parallelism, Recompute
 from libra.cost.published import cluster_table
 from libra.data.lengths import check_count
+from libra.extras import check_installed
 from libra.plan.head_groups import cut_heads
 from libra.simulate.predict import Setting
 from libra.simulate.replay_window import Candidate
@@ -111,10 +111,10 @@ class SimulateOptions:
     """Write everything to this file."""
 
     html: File = None
-    """Write a report to this file, whole without a network.  Needs jinja2 (the extra `report`)."""
+    """Write a report to this file, whole without a network.  Needs the extra `report`."""
 
     plots: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Write the report's figures here, as SVG and PNG.  Needs matplotlib (the extra `report`)."""
+    """Write the report's figures here, as SVG and PNG.  Needs the extra `report`."""
 
 
 def run_simulate(options: SimulateOptions, console: Console | None = None) -> int:
@@ -240,28 +240,27 @@ def _check_outputs(options: SimulateOptions) -> None:
             raise ValueError(f"{name}={path} is the corpus itself")
     if options.plots is not None and options.plots.exists() and not options.plots.is_dir():
         raise ValueError(f"plots={options.plots} is a file; name a folder")
-    for name, path, package in (
-        ("html", options.html, "jinja2"),
-        ("plots", options.plots, "matplotlib"),
+    for name, path, packages in (
+        ("html", options.html, ("jinja2", "altair", "vl_convert")),
+        ("plots", options.plots, ("altair", "vl_convert")),
     ):
-        if path is not None and importlib.util.find_spec(package) is None:
-            raise ValueError(f"{name} needs {package}: pip install 'libra-attention[report]'")
+        for package in packages if path is not None else ():
+            check_installed(package, f"--{name}")
 
 
 def _write(options: SimulateOptions, study: Study) -> None:
     """Write what was asked for."""
-    plain = study_json(study)
     try:
         if options.json is not None:
-            options.json.write_text(json.dumps(plain, indent=1), encoding="utf-8")
+            options.json.write_text(json.dumps(study_json(study), indent=1), encoding="utf-8")
         if options.html is not None:
             from libra.simulate.report import write_report
 
-            write_report(plain, options.html)
+            write_report(study, options.html)
         if options.plots is not None:
-            from libra.simulate.plots import write_plots
+            from libra.simulate.charts import write_plots
 
-            write_plots(plain, options.plots)
+            write_plots(study, options.plots)
     except OSError as error:
         what = error.filename or "the results"  # a full disk has no name
         raise ValueError(f"cannot write {what}: {error.strerror}") from error

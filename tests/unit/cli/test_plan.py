@@ -171,7 +171,6 @@ def test_ulysses_shares_each_pack_evenly_over_its_replica(lengths: Path, tmp_pat
 
 
 def test_the_trace_and_the_plot_are_written_where_asked(lengths: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     trace, plot = tmp_path / "new" / "trace.json", tmp_path / "plan.svg"
     assert plan(lengths, f"--trace {trace} --plot {plot}") == 0
     assert any(event["ph"] == "X" for event in json.loads(trace.read_text())["traceEvents"])
@@ -294,13 +293,13 @@ def test_settings_that_cannot_be_made_end_in_code_2(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_plot_without_matplotlib_is_refused_before_anything_is_planned(
+def test_a_plot_without_altair_is_refused_before_anything_is_planned(
     lengths: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("libra.extras.find_spec", lambda name: None)
     assert plan(lengths, "--plot plan.svg") == 2
     captured = capsys.readouterr()
-    assert "libra-attention[plot]" in captured.err
+    assert "libra-attention[report]" in captured.err
     assert captured.out == ""
 
 
@@ -348,10 +347,10 @@ def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
         load_lengths(tmp_path / "missing.npy")
 
 
-def test_help_names_every_option_and_imports_neither_torch_nor_matplotlib() -> None:
+def test_help_names_every_option_and_imports_neither_torch_nor_altair() -> None:
     code = (
         "import sys\nfrom libra.cli.main import main\ntry: main(['plan', '--help'])\n"
-        "except SystemExit: print({'torch', 'matplotlib', 'numba'} & set(sys.modules))"
+        "except SystemExit: print({'torch', 'altair', 'numba'} & set(sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for option in ("--tokens", "--config.pool-size", "--cluster", "--kernels FILE", "--trace FILE"):

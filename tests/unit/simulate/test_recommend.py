@@ -9,7 +9,7 @@ import pytest
 import libra
 from libra.simulate.recommend import rank_candidates, recommend
 from libra.simulate.results import CandidateResult, Recommendation, SchemeResult
-from tests.unit.simulate.simulation_example import study_example
+from tests.unit.simulate.study_example import study_example
 
 CONFIG = libra.PoolConfig(pool_size=2)
 EXAMPLE = study_example()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 from libra.cost.hardware import CLUSTERS
 from libra.cost.models import MODELS
@@ -29,7 +28,6 @@ from libra.simulate.results import (
     Study,
     Trailing,
     WorkerLoads,
-    study_json,
 )
 
 POOLS = (2, 4, 8, 16, 32)
@@ -51,11 +49,6 @@ SCHEDULES: tuple[tuple[ScheduleName, float], ...] = (
     ("1f1b", 0.158),
     ("interleaved", 0.086),
 )
-
-
-def simulation_example() -> dict[str, Any]:
-    """The example as JSON has it."""
-    return study_json(study_example())
 
 
 def study_example() -> Study:

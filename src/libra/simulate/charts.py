@@ -1,0 +1,367 @@
+"""Every chart of a study, as one declarative specification each.
+
+    Study ──> lengths, packs ──────────────────────────────────> Corpus
+          ──> pooling, workers, tradeoff ──────────────────────> Balance
+          ──> schemes, microbatches, scaling (two), pipeline ──> Speed
+
+`sections` makes them for the report, `write_plots` as pictures.  Their titles stand here, their
+captions and findings in report.html.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, Literal
+
+import altair as alt
+import numpy as np
+
+from libra.simulate import chart_theme as theme
+from libra.simulate.chart_theme import BLUE, GREEN, GREY, OLIVE, ORANGE, PINK, TEAL, Figure, Look
+from libra.simulate.formats import count, percent, seconds, short, three_digits, times
+from libra.simulate.results import CandidateResult, LengthBins, Study
+
+Section = tuple[str, str, tuple[Figure, ...]]
+"""Anchor, title and figures of a part of the report."""
+
+_DASHED: Final = (6, 3)
+_DOTTED: Final = (2, 3)
+_SCHEME_LOOKS: Final = {
+    "ulysses": (ORANGE, (1, 0)),
+    "wlb": (PINK, _DASHED),
+    "cluster": (GREEN, _DASHED),
+    "tap": (TEAL, _DASHED),
+    "tap_vrsp": (OLIVE, _DASHED),
+    "libra": (BLUE, (1, 0)),
+    "ideal": (GREY, _DOTTED),
+}
+"""Colour and dashes of each scheme's curve."""
+_GROUPINGS: Final = {
+    "before": Look("in the sampler's order", ORANGE),
+    "random": Look("random grouping", PINK, _DASHED),
+    "theory": Look("theory", OLIVE, _DOTTED),
+    "after_greedy": Look("VRSP, greedy", TEAL, _DASHED),
+    "after": Look("VRSP, refined", BLUE),
+    "bound": Look("lower bound", GREY, _DOTTED),
+}
+"""Ways to group packs into pools, by their fields of `PoolingPoint`."""
+_PARTS: Final = {
+    "attention_seconds": Look("attention", BLUE),
+    "exposed_seconds": Look("exposed transfers", ORANGE),
+    "other_seconds": Look("all other work", GREY),
+}
+"""Parts of a step, by their fields of `SchemeResult`."""
+_POOL_COLOURS: Final = (ORANGE, GREEN, BLUE, PINK, OLIVE, TEAL, GREY)
+_POOL_SHAPES: Final = ("square", "diamond", "circle", "triangle-up", "triangle-down", "cross")
+_SCHEDULES: Final = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved"}
+_TOKEN_TICKS: Final = (
+    "datum.value < 1024 ? format(datum.value, 'd') : datum.value < 1048576 ? "
+    "format(datum.value / 1024, '~g') + 'K' : format(datum.value / 1048576, '~g') + 'M'"
+)
+"""Vega expression that writes 262144 as 256K."""
+_LEAST_BIN: Final = 1 / 3
+"""Doublings of length that a bin of the chart spans at least."""
+_MOST_BARS: Final = 256
+"""Steps of the chart of workers; more workers than these share steps."""
+_LEAST_SHARE: Final = 1e-4
+"""Smallest imbalance on a logarithmic axis, as a share of the largest."""
+
+
+def sections(study: Study) -> tuple[Section, ...]:
+    """Every figure that has something to show, in the order in which they are read."""
+    balance = (pooling_figure(study), workers_figure(study), tradeoff_figure(study))
+    steps = (schemes_figure(study), microbatches_figure(study))
+    scaling = (scaling_figure(study, "fixed_batch"), scaling_figure(study, "weak"))
+    parts = {
+        "Corpus": (lengths_figure(study), packs_figure(study)),
+        "Balance": balance,
+        "Speed": (*steps, *scaling, pipeline_figure(study)),
+    }
+    return tuple(
+        (title.lower(), title, tuple(figure for figure in figures if figure is not None))
+        for title, figures in parts.items()
+    )
+
+
+def write_plots(study: Study, folder: Path) -> list[Path]:
+    """Write `<figure>.svg` and `<figure>.png` of every figure into `folder`, which is made.
+
+    Returns the files.  OSError where a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for figure in (figure for _, _, figures in sections(study) for figure in figures):
+        for suffix in (".svg", ".png"):
+            written.append(folder / f"{figure.key}{suffix}")
+            theme.save_picture(figure.picture, written[-1])
+    return written
+
+
+def lengths_figure(study: Study) -> Figure | None:
+    """Lengths of the samples, and the lengths that the attention's cost comes from."""
+    if not study.corpus.tokens:
+        return None
+    bins = join_bins(study.corpus.histogram)
+    edges = bins.edges
+    looks = [Look("samples", GREEN), Look("tokens", ORANGE), Look("attention cost", BLUE)]
+    columns = (bins.samples, bins.tokens, bins.squares)
+    shares = {
+        look: [value / sum(column) for value in column]
+        for look, column in zip(looks, columns, strict=True)
+    }
+    # Shares per doubling: bins of unequal width then have comparable heights.
+    heights = {
+        look: [s / math.log2(b / a) for s, (a, b) in zip(column, pairwise(edges), strict=True)]
+        for look, column in shares.items()
+    }
+    names = [f"{low:,} to {max(high - 1, low):,}" for low, high in pairwise(edges)]
+    table = theme.number_table("length, tokens", names, shares, percent)
+    x = alt.X("x:Q", title="sample length, tokens").axis(labelExpr=_TOKEN_TICKS, grid=False)
+    x = x.scale(type="log", base=2, domain=[edges[0], edges[-1]], nice=False)
+    y = alt.Y("y:Q", stack=None, title="share per doubling of length").axis(format="~%")
+    return Figure(
+        "lengths", "Sample lengths", *table, theme.curve_chart(x, y, edges, heights, table)
+    )
+
+
+def join_bins(bins: LengthBins) -> LengthBins:
+    """Bins a third of a doubling wide or wider.
+
+    For example edges 4, 5, 6, 8 become 4, 6, 8: a bin closes once it spans a third of a doubling.
+    """
+    last, starts = len(bins.samples), [0]
+    for i, edge in enumerate(bins.edges[:-1]):
+        if math.log2(edge / bins.edges[starts[-1]]) >= _LEAST_BIN - 1e-9:
+            starts.append(i)
+    samples, tokens, squares = (
+        tuple(np.add.reduceat(column, starts).tolist())
+        for column in (bins.samples, bins.tokens, bins.squares)
+    )
+    edges = tuple(bins.edges[i] for i in (*starts, last))
+    return LengthBins(edges=edges, samples=samples, tokens=tokens, squares=squares)
+
+
+def packs_figure(study: Study) -> Figure:
+    """Attention of packs that all hold the same number of tokens."""
+    values = study.packs.quantiles
+    edges = [i / len(values) for i in range(len(values) + 1)]
+    columns = {Look("workload / mean", ORANGE): values}
+    names = [f"{i}%" for i in range(len(values))]
+    table = theme.number_table("packs up to here", names, columns, times)
+    x = alt.X("x:Q", title="packs up to here, lightest first").axis(format="%", grid=False)
+    y = alt.Y("y:Q", title="workload / mean")
+    note = theme.plot([{"x": 1.0, "y": values[-1]}]).encode(x="x:Q", y="y:Q")
+    note = note.mark_text(
+        align="right", dx=-12, dy=6, text=f"heaviest: {times(values[-1])} the mean"
+    )
+    chart = theme.curve_chart(x, y, edges, columns, table, _mean_line(), note)
+    return Figure("packs", "Workload of a pack", *table, chart)
+
+
+def _mean_line() -> alt.Chart:
+    line: alt.Chart = theme.plot([{"y": 1}]).mark_rule(color=GREY, strokeDash=[4, 3])
+    return line.encode(y="y:Q")
+
+
+def pooling_figure(study: Study) -> Figure | None:
+    """Imbalance between pools against their size."""
+    if not study.pooling:
+        return None
+    columns = {
+        look: [max(getattr(point, field), 0.0) for point in study.pooling]
+        for field, look in _GROUPINGS.items()
+    }
+    sizes = [point.pool_size for point in study.pooling]
+    table = theme.number_table("P", map(count, sizes), columns, percent)
+    most = max(map(max, columns.values())) or 1.0
+    ends = [most * _LEAST_SHARE, 1.3 * most]
+    x = alt.X("x:Q", title="replicas in a pool, P").axis(values=sizes, tickCount=100, grid=False)
+    x = x.scale(type="log", base=2, padding=12, nice=False)
+    y = alt.Y("y:Q", title="heaviest pool / mean, − 1")
+    y = y.axis(format="~%", values=theme.log_ticks(*ends), tickCount=100)
+    y = y.scale(type="log", domain=ends, clamp=True, nice=False)
+    chart = theme.curve_chart(x, y, sizes, columns, table)
+    return Figure("pooling", "Imbalance between pools", *table, chart)
+
+
+def workers_figure(study: Study) -> Figure:
+    """Loads of the workers of one pool, before and after tiles move."""
+    before, after = study.workers.before, study.workers.after
+    each = -(-len(after) // _MOST_BARS)
+    starts = range(0, len(after), each)
+    # Where neighbours share a step, it is as high as the heaviest of them.
+    columns = {
+        Look("before, Ulysses", ORANGE): [max(before[i : i + each]) for i in starts],
+        Look("after, Libra", BLUE): [max(after[i : i + each]) for i in starts],
+    }
+    names = [str(i) if each == 1 else f"{i} to {min(i + each, len(after)) - 1}" for i in starts]
+    table = theme.number_table("worker", names, columns, lambda load: f"{times(load)} the mean")
+    edges = [*(i - 0.5 for i in starts), len(after) - 0.5]
+    x = alt.X("x:Q", title="worker").axis(format="d", tickMinStep=1, grid=False)
+    x = x.scale(domain=[edges[0], edges[-1]], nice=False)
+    y = alt.Y("y:Q", title="load / mean", stack=None)
+    chart = theme.curve_chart(x, y, edges, columns, table, _mean_line())
+    return Figure("workers", "Load of each worker", *table, chart)
+
+
+def overall_imbalance(row: CandidateResult) -> float:
+    """Imbalance of all workers: between pools and inside a pool, multiplied."""
+    return max((1 + row.after) * (1 + row.intra_mean) - 1, 0.0)
+
+
+def tradeoff_figure(study: Study) -> Figure:
+    """Balance of every candidate, and its cost in traffic."""
+    best, candidates = study.recommendation.candidate, study.candidates
+    headings = ("candidate", "traffic of a pool", "imbalance", "step", "memory")
+    rows = tuple(
+        (
+            row.name + (" (recommended)" if i == best else ""),
+            f"{three_digits(row.gigabytes)} GB",
+            *(percent(overall_imbalance(row)), seconds(row.step_seconds)),
+            "fits" if row.fits else "over the cap",
+        )
+        for i, row in enumerate(candidates)
+    )
+    heights = [overall_imbalance(row) for row in candidates]
+    points = [
+        {"series": f"P = {row.pool_size}", "x": row.gigabytes, "y": height, "fits": row.fits}
+        for row, height in zip(candidates, heights, strict=True)
+    ]
+    names = [f"P = {size}" for size in sorted({row.pool_size for row in candidates})]
+    colours = [_POOL_COLOURS[i % len(_POOL_COLOURS)] for i in range(len(names))]
+    shapes = [_POOL_SHAPES[i % len(_POOL_SHAPES)] for i in range(len(names))]
+    # A logarithmic axis where candidates are orders of magnitude apart.
+    wide = min(heights) > 0 and max(heights) > 10 * min(heights)
+    x = alt.X("x:Q", title="traffic of a pool, one layer forward, GB").scale(zero=True)
+    ticks = theme.log_ticks(min(heights) / 2, 2 * max(heights)) if wide else alt.Undefined
+    y = alt.Y("y:Q", title="imbalance of all workers").axis(
+        format="~%", values=ticks, tickCount=6 if ticks is alt.Undefined else 100
+    )
+    y = y.scale(type="log", padding=30, nice=False) if wide else y.scale(padding=30, zero=True)
+    marks = theme.with_tooltips(headings, rows, points).mark_point(size=110, strokeWidth=2)
+    marks = theme.coloured(marks, map(Look, names, colours)).encode(
+        x=x.axis(grid=False),
+        y=y,
+        shape=alt.Shape("series:N").scale(domain=names, range=shapes),
+        fill=alt.Fill("series:N").scale(domain=names, range=colours),
+        fillOpacity=alt.when("datum.fits").then(alt.value(0.8)).otherwise(alt.value(0.0)),
+    )
+    chosen = theme.plot(points[best : best + 1] if best is not None else []).encode(
+        x="x:Q", y="y:Q"
+    )
+    ring = chosen.mark_point(size=420, color=GREY, strokeWidth=1.5)
+    text = chosen.mark_text(text="recommended", dy=-20, fontWeight="bold")
+    chart = alt.layer(ring, text, marks.add_params(theme.zoom("x", "y"))).properties(height=270)
+    return Figure("tradeoff", "Balance against traffic", headings, rows, chart)
+
+
+def schemes_figure(study: Study) -> Figure:
+    """A step's time in each scheme, and its parts."""
+    schemes = study.schemes
+    headings = ("scheme", "step", *(look.label for look in _PARTS.values()), "speedup")
+    headings += ("slowest index, one layer", "mean index, one layer")
+    rows = tuple(
+        (
+            *(row.label, seconds(row.step_seconds)),
+            *(seconds(getattr(row, field)) for field in _PARTS),
+            *(times(row.speedup), seconds(row.worst_index), seconds(row.mean_index)),
+        )
+        for row in schemes
+    )
+    bars = [
+        {"row": i, "series": look.label, "order": order, "x": max(getattr(row, field), 0.0)}
+        for i, row in enumerate(schemes)
+        for order, (field, look) in enumerate(_PARTS.items())
+    ]
+    notes = [{"row": i, "text": f"{row[0]}: {row[1]}, {row[5]}"} for i, row in enumerate(rows)]
+    y = alt.Y("row:O", axis=None).scale(paddingInner=0, paddingOuter=0)
+    x = alt.X("x:Q", title="seconds of a step")
+    # Names stand above their bars: they need no margin, and a narrow screen leaves the bars room.
+    parts = theme.plot(bars).mark_bar(size=16, yOffset=9).encode(x=x, y=y, order="order:Q")
+    texts = theme.plot(notes).mark_text(align="left", yOffset=-9)
+    texts = texts.encode(x=alt.datum(0), y=y, text="text:N")
+    places = theme.with_tooltips(headings, rows, notes).mark_rect(color=GREY)
+    chart = alt.layer(theme.coloured(parts, _PARTS.values()), texts, theme.hover(places, y=y))
+    chart = chart.properties(height=44 * len(rows))
+    return Figure("schemes", "One step, scheme by scheme", headings, rows, chart)
+
+
+def _scheme_looks(study: Study, keys: set[str]) -> dict[str, Look]:
+    """Looks of the schemes that are among `keys`, in the order of the study."""
+    return {
+        row.key: Look(row.label, *_SCHEME_LOOKS[row.key])
+        for row in study.schemes
+        if row.key in keys
+    }
+
+
+def microbatches_figure(study: Study) -> Figure:
+    """Attention time of microbatches: pipelines and synchronisation wait for the slowest."""
+    counts, edges = study.microbatches.counts, study.microbatches.edges
+    columns = {
+        look: [each / (sum(counts[key]) or 1) for each in counts[key]]
+        for key, look in _scheme_looks(study, set(counts)).items()
+    }
+    names = [f"{seconds(low)} to {seconds(high)}" for low, high in pairwise(edges)]
+    table = theme.number_table("attention time, one layer", names, columns, percent)
+    scale, unit = (1.0, "s") if edges[-1] >= 1 else (1e3, "ms")
+    x = alt.X("x:Q", title=f"attention in one layer, forward and backward, {unit}").axis(grid=False)
+    x = x.scale(domain=[scale * edges[0], scale * edges[-1]], nice=False)
+    y = alt.Y("y:Q", stack=None, title="share of the microbatches").axis(format="~%")
+    chart = theme.curve_chart(x, y, [scale * edge for edge in edges], columns, table)
+    return Figure("microbatches", "Attention time of a microbatch, one layer", *table, chart)
+
+
+def scaling_figure(study: Study, way: Literal["fixed_batch", "weak"]) -> Figure | None:
+    """Predicted throughput against the number of replicas."""
+    points = getattr(study.scaling, way)
+    if not points:
+        return None
+    looks = _scheme_looks(study, {key for point in points for key in point.tokens_per_second})
+    headings = ("DP", "GPUs", *(f"{look.label}, tokens/s" for look in looks.values()))
+    columns: dict[Look, list[float | None]] = {look: [] for look in looks.values()}
+    rows = []
+    for point in points:
+        cells = []
+        for key, look in looks.items():
+            rate = point.tokens_per_second.get(key)
+            columns[look].append(None if rate is None else rate / point.gpus)
+            cells.append(
+                "–" if rate is None else f"{short(rate)} ({percent(point.efficiency[key])})"
+            )
+        rows.append((count(point.dp), count(point.gpus), *cells))
+    sizes = [point.dp for point in points]
+    x = alt.X("x:Q", title="data-parallel replicas, DP").axis(
+        values=sizes, tickCount=100, format="d", grid=False
+    )
+    x = x.scale(type="log", base=2, padding=12, nice=False)
+    y = alt.Y("y:Q", title="tokens per second and GPU").axis(format="~s")
+    title = "Strong scaling, fixed batch" if way == "fixed_batch" else "Weak scaling"
+    chart = theme.curve_chart(x, y, sizes, columns, (headings, rows))
+    return Figure(f"scaling-{way.replace('_', '-')}", title, headings, tuple(rows), chart)
+
+
+def pipeline_figure(study: Study) -> Figure | None:
+    """Idle time of the stages of a pipeline; None for a job without a pipeline."""
+    if study.settings.parallelism.pp == 1 or not study.pipeline:
+        return None
+    looks = _scheme_looks(study, set(study.pipeline[0].bubble))
+    names = [f"{_SCHEDULES[r.schedule]}, {r.stages} × {r.microbatches}" for r in study.pipeline]
+    columns = {look: [r.bubble[key] for r in study.pipeline] for key, look in looks.items()}
+    headings, rows = theme.number_table("stages × microbatches", names, columns, percent)
+    dots = [
+        {"y": name, "x": share, "series": look.label}
+        for look, column in columns.items()
+        for name, share in zip(names, column, strict=True)
+    ]
+    y = alt.Y("y:N", sort=None, title=None)
+    x = alt.X("x:Q", title="idle share of the stages' time").axis(format="~%").scale(zero=True)
+    marks = theme.plot(dots).mark_point(size=130, filled=True).encode(x=x, y=y)
+    spans = theme.plot(dots).mark_rule(color=GREY).encode(x="min(x):Q", x2="max(x):Q", y=y)
+    places = theme.with_tooltips(headings, rows, [{"y": name} for name in names])
+    over = theme.hover(places.mark_rect(color=GREY), y=y)
+    chart = alt.layer(spans, theme.coloured(marks, columns, symbolType="circle"), over)
+    chart = chart.properties(height=34 * len(rows) + 10)
+    return Figure("pipeline", "Pipeline bubbles", headings, rows, chart)
