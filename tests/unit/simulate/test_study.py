@@ -11,8 +11,8 @@ import pytest
 
 from libra.simulate import Study, StudyConfig, StudyOptions, run_study, study_json
 from libra.simulate.replay_window import Candidate
-from tests.unit.simulate.simulation_example import study_example
 from tests.unit.simulate.small_cluster import make_setting
+from tests.unit.simulate.study_example import study_example
 
 STAGES = {"reading the corpus", "replaying candidates", "comparing schemes", "scaling"}
 
