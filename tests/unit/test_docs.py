@@ -11,12 +11,14 @@ import importlib
 import inspect
 import io
 import re
+import runpy
 import shlex
 import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import libra
@@ -243,3 +245,15 @@ def test_messages_that_troubleshooting_explains_are_raised_somewhere() -> None:
         if not re.search(pattern, known):
             missing.append(message)
     assert missing == []
+
+
+def test_the_drawings_can_be_made_again() -> None:
+    pytest.importorskip("altair")
+    script = runpy.run_path(str(ROOT / "docs" / "figures" / "draw.py"))
+    packs = libra.pack_sequential(np.load(script["LENGTHS"]), tokens=262144, longer="drop")
+    for chart in (
+        script["draw_pools"](packs),
+        script["draw_placement"](),
+        script["draw_pipeline"](),
+    ):
+        assert chart.to_dict()
