@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import libra
-from libra.runtime import failure as loss
+from libra.runtime import failure
 from tests.distributed.ranks import PRELOAD
 
 Stage = Literal["forward", "backward", "between microbatches", "planning", "user error"]
@@ -115,7 +115,7 @@ def _rank(
         store = dist.TCPStore("127.0.0.1", port.recv(), is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     # In proportion, and short enough for tests.
-    loss._POLL, loss._GRACE_SECONDS = timedelta(seconds=0.3), 2.0
+    failure._POLL, failure._GRACE_SECONDS = timedelta(seconds=0.3), 2.0
     mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp",))
     config = libra.PoolConfig(pool_size=world_size, block_size=8, chunks=2)
     pool = libra.SequencePool(mesh, config, timeout=GROUP_TIMEOUT)

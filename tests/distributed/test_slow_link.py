@@ -90,19 +90,19 @@ def test_whatever_ends_it_leaves_no_process_and_no_namespace(
     options = f"{endless} --chunks 4".split()
     of_ranks = "slow/rank.py --rank"
     command = [sys.executable, str(PROGRAM), *options, "--json", mark]
-    device_plan = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    program = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
 
         def ranks() -> list[str]:
             return [line for line in running(of_ranks) if "--tokens 1153" in line]
 
-        assert until(lambda: len(ranks()) == 2 or device_plan.poll() is not None, 60)
-        assert len(running(mark)) == 3  # the device_plan, `unshare` and the device_plan inside it
-        time.sleep(3.0)
-        device_plan.send_signal(ending)
-        assert device_plan.wait(20) != 0
+        assert until(lambda: len(ranks()) == 2 or program.poll() is not None, 60)
+        assert len(running(mark)) == 3  # the program, `unshare` and the program inside it
+        time.sleep(1.5)
+        program.send_signal(ending)
+        assert program.wait(20) != 0
         assert until(lambda: running(mark) + ranks() == [], 20), running(mark) + ranks()
     finally:
-        device_plan.kill()
-        device_plan.wait()
+        program.kill()
+        program.wait()
     assert subprocess.run(["ip", "netns"], capture_output=True, check=True).stdout == spaces
