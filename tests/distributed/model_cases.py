@@ -131,7 +131,7 @@ def single_process(
 
 
 class LibraAttend:
-    """What the decoder calls.  Without a microbatch of its own it takes the innermost active one."""
+    """Attention of the decoder.  Without a microbatch of its own it takes the innermost one."""
 
     def __init__(self) -> None:
         self.microbatch: libra.Microbatch | None = None

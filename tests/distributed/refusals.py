@@ -47,7 +47,7 @@ def tensors(
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
 ) -> Tensors:
-    """q, k, v that a microbatch of `BOUNDS` takes, unless told otherwise; they require gradients."""
+    """q, k, v that fit a microbatch of `BOUNDS` by default; they require gradients."""
     generator = torch.Generator().manual_seed(7)
 
     def make(heads: int, width: int) -> torch.Tensor:

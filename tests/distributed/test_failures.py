@@ -121,7 +121,7 @@ def test_ranks_that_call_in_different_modes_are_refused(
     )
 
 
-def test_ranks_inside_different_layouts_are_refused(ranks2: RankPool) -> None:
+def test_ranks_inside_different_microbatches_are_refused(ranks2: RankPool) -> None:
     check(
         ranks2.run(refusals.refused_inside_other_microbatch, timeout=20),
         r"the ranks of one pool disagree: worker 0 has microbatch \w+; worker 1 has microbatch \w+",

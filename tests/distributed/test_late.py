@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from libra.plan.pool_plan import PoolPlan
 from tests.distributed.cases import Case
 from tests.distributed.late_transport import late
+from tests.distributed.test_kv_multicast import APART, pools_apart, posted
 from tests.distributed.test_many_ranks import check_numbers, pools
-from tests.distributed.test_relays import APART, pools_apart, posted
 from tests.distributed.threads import threaded_ranks
 
 
@@ -33,7 +33,7 @@ def test_any_pool(case: Case) -> None:
 @pytest.mark.usefixtures("eager_multicasts")
 @settings(max_examples=12)
 @given(case=pools_apart(8), at_once=st.booleans())
-def test_any_pool_with_relays(case: Case, at_once: bool) -> None:
+def test_any_pool_with_multicasts(case: Case, at_once: bool) -> None:
     with posted(at_once):
         check_late(case)
 

@@ -1,8 +1,8 @@
 """Pools of 8 and 16 workers, as threads of one process: numbers equal the reference, and the loads
 keep the promise of their placement.
 
-The microbatches and planner threads of `SequencePool` belong to processes; here the executor runs the
-rank_plans of a plan directly.
+The microbatches and planner threads of `SequencePool` belong to processes; here the executor runs
+the rank plans of a plan directly.
 """
 
 from __future__ import annotations

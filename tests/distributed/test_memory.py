@@ -84,7 +84,7 @@ def track(rank: int, world_size: int, case: Case) -> Tracked:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cp", [1, 2])
 def test_peaks_are_what_the_plan_promises(ranks4: RankPool, cp: int, dtype: torch.dtype) -> None:
-    apart = dtype == torch.bfloat16  # every worker a node of its own: relays
+    apart = dtype == torch.bfloat16  # every worker a node of its own: multicasts
     for backward, per_node in (("retain", 1 if apart else 8), ("refetch", 8 if apart else 1)):
         config = libra.PoolConfig(
             pool_size=4 // cp, chunks=2, backward=backward, ranks_per_node=per_node

@@ -61,22 +61,22 @@ def chunks_of(step: Step, plan: PoolPlan) -> list[int]:
     done = plan.head_groups.kv_done
     queries = int(plan.moved_rows[0].any())  # a message that no worker needs is not posted
     moved = plan.kv_transfers.rows(plan.workers, plan.head_groups.chunks).any(axis=(2, 3))
-    keys, relayed = 2 * moved
+    keys, multicast = 2 * moved
     fetched = [
-        [chunk] * (keys[chunk] + queries + (chunk == 0) * relayed[chunk]) for chunk in chunks
+        [chunk] * (keys[chunk] + queries + (chunk == 0) * multicast[chunk]) for chunk in chunks
     ]
-    later = [chunk for chunk in chunks[1:] for _ in range(relayed[chunk])]
+    later = [chunk for chunk in chunks[1:] for _ in range(multicast[chunk])]
     refetch = plan.config.backward == "refetch"
     dout = [[chunk] * queries + fetched[chunk] * refetch for chunk in chunks]
     home: list[int] = []
     due: list[int] = []
     for chunk in chunks:
         buffers = [buffer for buffer in chunks if done[buffer] == chunk]
-        home += due  # what relays collected after the chunk before
-        home += [chunk for buffer in buffers for _ in range(relayed[buffer])]  # to relays
+        home += due  # sums that first readers collected after the chunk before
+        home += [chunk for buffer in buffers for _ in range(multicast[buffer])]  # to first readers
         home += [chunk] * queries  # dQ
-        home += [chunk for buffer in buffers if not relayed[buffer] for _ in range(keys[buffer])]
-        due = [chunk for buffer in buffers if relayed[buffer] for _ in range(keys[buffer])]
+        home += [chunk for buffer in buffers if not multicast[buffer] for _ in range(keys[buffer])]
+        due = [chunk for buffer in buffers if multicast[buffer] for _ in range(keys[buffer])]
     return {
         ("forward", "dispatch"): [*chain(*fetched), *later],
         ("forward", "return"): list(chunks) * queries,
@@ -173,7 +173,7 @@ def test_also_where_all_chunks_read_the_same_keys_in_half_precision(
 
 @pytest.mark.parametrize("heads", [GROUPED, MULTI_QUERY])
 @pytest.mark.parametrize("cp", [1, 2])
-def test_also_where_relays_pass_rows_on(
+def test_also_where_rows_are_passed_on(
     ranks4: RankPool, cp: int, heads: tuple[int, int, int, int]
 ) -> None:
     for layout, backward in product(("contiguous", "zigzag"), ("retain", "refetch")):

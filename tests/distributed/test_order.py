@@ -189,7 +189,7 @@ def test_a_refused_backward_issues_nothing(ranks2: RankPool, double: bool, told:
 
 
 def two_pools(rank: int, world_size: int) -> tuple[float, Log]:
-    """The first two ranks make three calls in two microbatches, the others one call in one microbatch."""
+    """The first two ranks make three calls in two microbatches, the others one call in one."""
     pool = make_pool(world_size, 1, SPREAD)
     pool_index, worker = divmod(rank, 2)
     worst = 0.0

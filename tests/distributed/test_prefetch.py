@@ -87,7 +87,7 @@ def test_the_first_call_starts_the_plans_of_all_that_was_prefetched(ranks2: Rank
 
 
 def far_ahead(rank: int, world_size: int) -> int:
-    """Backwards behind their microbatches, of which more are planned ahead than may be under way."""
+    """Backwards after their microbatches; more are planned ahead than may be under way."""
     mesh, groups = make_mesh(world_size, 1), make_pool(world_size, 1, CONFIG).groups
     pool = libra.SequencePool(mesh, CONFIG, heads=HEADS, groups=groups, live_microbatches=2)
     for packs in PACKS * 2:

@@ -69,7 +69,7 @@ def setting(
 
 
 def inner_microbatch_after_an_outer_one(rank: int, world_size: int) -> tuple[float, float]:
-    """Losses of the inner microbatch's pack, without and with a call of the outer one in between."""
+    """Losses of the inner microbatch, without and with a call of the outer one in between."""
     with setting(rank, world_size) as s, torch.no_grad():
         outer, inner = s.microbatches
         with inner:

@@ -161,8 +161,8 @@ def summing_gradients(model: nn.Module, last: bool) -> AbstractContextManager[No
 
 
 def recompute_blocks(model: Decoder, attend: LibraAttend, recompute: Recompute) -> None:
-    """Activation checkpointing of every block.  A recomputation has its forward's own microbatch, if
-    there was one, else the innermost active one.
+    """Activation checkpointing of every block.  A recomputation has its forward's own microbatch,
+    if there was one, else the innermost active one.
     """
     kept = {
         "all but attention": torch.ops.libra.attention.default,

@@ -1,4 +1,4 @@
-"""What may be wrong with one rank's q, k and v, told before any tensor moves."""
+"""Checks of one rank's q, k and v, made before any tensor moves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def head_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> HeadShape:
 
 
 def describe(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, object]:
-    """What must be equal on every rank of a pool."""
+    """Facts that must be equal on every rank of a pool."""
     return {
         "dtype": str(q.dtype).removeprefix("torch."),
         "device": q.device.type,
@@ -39,22 +39,22 @@ def find_problem(
     config: PoolConfig,
     cp_size: int,
 ) -> str | None:
-    """The first thing wrong with q, k and v for a microbatch that gives this rank `rows` of `tokens`;
-    None if nothing is.
+    """The first problem of q, k and v for a microbatch that gives this rank `rows` of `tokens`;
+    None if there is none.
     """
     named = {"q": q, "k": k, "v": v}
     shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in named.items())
-    if any(tensor.dim() != 3 for tensor in named.values()):
+    if not q.dim() == k.dim() == v.dim() == 3:
         return f"q, k and v must be [tokens on this rank, heads, head dim]; got {shapes}"
-    if len({tensor.dtype for tensor in named.values()}) > 1:
-        kinds = ", ".join(f"{name} {tensor.dtype}" for name, tensor in named.items())
-        return f"q, k and v must share one dtype; got {kinds}: cast them before the call"
+    if not q.dtype == k.dtype == v.dtype:
+        dtypes = ", ".join(f"{name} {tensor.dtype}" for name, tensor in named.items())
+        return f"q, k and v must share one dtype; got {dtypes}: cast them before the call"
     if q.dtype not in _DTYPES:
         return f"dtype {q.dtype} is not supported; use bfloat16, float16, float32 or float64"
-    if len({tensor.device for tensor in named.values()}) > 1:
-        places = ", ".join(f"{name} on {tensor.device}" for name, tensor in named.items())
-        return f"q, k and v must be on one device; got {places}"
-    if any(tensor.shape[0] != rows for tensor in named.values()):
+    if not q.device == k.device == v.device:
+        devices = ", ".join(f"{name} on {tensor.device}" for name, tensor in named.items())
+        return f"q, k and v must be on one device; got {devices}"
+    if not q.shape[0] == k.shape[0] == v.shape[0] == rows:
         return (
             f"this rank holds {rows} of the microbatch's {tokens} tokens (CP {cp_size}, "
             f"{config.shard_layout} shards), but got "
@@ -65,9 +65,10 @@ def find_problem(
     if q.shape[2] != k.shape[2] or not q.shape[2] or not v.shape[2]:
         return f"q and k must have the same head dim, and none may be 0; got {shapes}"
     try:
+        heads = head_shape(q, k, v)
         if config.placement == "ulysses":
-            check_ulysses(head_shape(q, k, v), cp_size)
-        cut_heads(head_shape(q, k, v), head_shards(config, cp_size), config.chunks)
+            check_ulysses(heads, cp_size)
+        cut_heads(heads, head_shards(config, cp_size), config.chunks)
     except ValueError as error:
         return str(error)
     return None

@@ -50,8 +50,8 @@ def plan_of(case: Case) -> PoolPlan:
     )
 
 
-def relayed(backward: BackwardMode = "retain", **changes: Any) -> Case:
-    """Four ranks, one long sample: a case that has relays."""
+def multicast(backward: BackwardMode = "retain", **changes: Any) -> Case:
+    """Four ranks, one long sample: a case that multicasts rows."""
     case = Case(
         **{
             "bounds": [LONG, SHORT, SHORT, SHORT],
@@ -85,13 +85,13 @@ def test_four_ranks_equal_the_reference(
     ranks4: RankPool, heads: tuple[int, int, int, int], at_once: bool
 ) -> None:
     for backward in MODES:
-        errors = ranks4.run(as_posted, relayed(backward, heads=heads), at_once)
+        errors = ranks4.run(as_posted, multicast(backward, heads=heads), at_once)
         assert max(e.worst for e in errors) <= 1e-12, errors
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_also_in_lower_precision(ranks4: RankPool, dtype: torch.dtype) -> None:
-    errors = ranks4.run(attention_case, relayed(dtype=dtype))
+    errors = ranks4.run(attention_case, multicast(dtype=dtype))
     assert max(e.worst for e in errors) <= TOLERANCE[dtype], errors
 
 
@@ -152,7 +152,7 @@ def twice(rank: int, world_size: int, case: Case) -> list[list[torch.Tensor]]:
 def test_a_run_repeats_itself_bit_for_bit(ranks4: RankPool, dtype: torch.dtype) -> None:
     modes = []
     for backward in MODES:
-        results = ranks4.run(twice, relayed(backward, dtype=dtype, heads=(8, 2, 8, 8)))
+        results = ranks4.run(twice, multicast(backward, dtype=dtype, heads=(8, 2, 8, 8)))
         for first, second in results:
             assert all(map(torch.equal, first, second))
         modes.append([tensor for first, _ in results for tensor in first])
@@ -173,7 +173,7 @@ def order_of(rank: int, world_size: int, run: str, case: Case, at_once: bool) ->
 @pytest.mark.parametrize("at_once", [False, True])
 def test_the_order_is_one(ranks4: RankPool, run: str, at_once: bool) -> None:
     for backward in MODES:
-        case = relayed(backward, heads=(4, 4, 4, 4))
+        case = multicast(backward, heads=(4, 4, 4, 4))
         logs = ranks4.run(order_of, run, case, at_once)
         assert all(log == logs[0] for log in logs)
         assert logs[0].exchanges > 0
