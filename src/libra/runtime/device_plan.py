@@ -222,9 +222,7 @@ def _upload_permutation(
     landed_of_buffer = buffer_of_landed = None
     passed_on = second.send_index
     if kv_buffer.permutation is not None:
-        inverse = np.empty_like(kv_buffer.permutation)
-        inverse[kv_buffer.permutation] = np.arange(kv_buffer.rows)
-        landed_of_buffer = _index(inverse, device)
+        landed_of_buffer = _index(np.argsort(kv_buffer.permutation), device)  # the inverse
         buffer_of_landed = _index(kv_buffer.permutation, device)
         passed_on = kv_buffer.permutation[second.send_index]
     return DevicePermutation(
