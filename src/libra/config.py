@@ -1,5 +1,5 @@
-"""What a user chooses: the shape of a pool and of the attention heads.  Validated when made, frozen
-after.
+"""Settings that a user chooses: the shape of a pool and of the attention heads.  Both classes check
+their values when made, and are frozen.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class PoolConfig:
     """
 
     memory_limit: float = math.inf
-    """Most bytes of other workers' q, k, v and out that a worker holds for work that it took, while
+    """Most bytes of other workers' q, k, v and out that a worker holds for work of others, while
     a layer runs forward, in multiples of its own.  Work that would pass it stays at home (`surplus`
     only).
     """
 
     ranks_per_node: int = 8
     """Neighbouring workers of the pool that share a node, worker 0 the first of its own: 8 GPUs, or
-    1 where tensor parallelism fills a node.  They take each other's surplus before those of other
-    nodes do; K and V that several workers of other nodes need leave their holder once and are
-    passed on (`surplus` only).
+    1 where tensor parallelism fills a node.  Workers of a node take each other's surplus before
+    those of other nodes do.  K and V that several workers of other nodes need leave their holder
+    once and are passed on, a KV multicast (`surplus` only).
     """
 
     speeds: Speeds = "equal"
@@ -118,7 +118,9 @@ class PoolConfig:
 
 
 def ulysses_beside(config: PoolConfig) -> PoolConfig:
-    """The Ulysses baseline of a configuration: every pack on its own CP group, nothing overlaps."""
+    """The Ulysses baseline of a configuration: every pack on its own CP group, without overlap of
+    transfers and compute.
+    """
     return PoolConfig(
         pool_size=1,
         placement="ulysses",

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from libra.data.lengths import IntArray
 from libra.plan.geometry import spread
 from libra.plan.pool_plan import PoolPlan
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +69,7 @@ def q_all_to_alls(plan: PoolPlan, worker: int) -> tuple[AllToAll, ...]:
     local = np.repeat(geometry.block_local, head_groups.shards)
     away = (home != plan.assignment) & (length > 0)
 
+    # Both sides order tiles by the other worker, then by tile ID.
     sent = np.flatnonzero(away & (home == worker))
     sent = sent[np.argsort(plan.assignment[sent], kind="stable")]
     got = np.flatnonzero(away & (plan.assignment == worker))
@@ -129,6 +129,8 @@ def _kv_hop(
 def _kv_buffer(plan: PoolPlan, mine: IntArray, own: IntArray, held_row: IntArray) -> KVBuffer:
     """The buffer that runs `mine` fill; `own` are those of them that the worker holds itself."""
     length, rows = plan.kv_transfers.length, plan.kv_buffer_rows
+    # arrival 2 0, buffer 0 3, length 3 2: arriving rows 2 3 4 belong in 0 1 2, and 0 1 in 3 4, so
+    # the permutation is 3 4 0 1 2.
     arrival, buffer = rows.arrival[mine], rows.buffer[mine]
     permutation = None
     if not np.array_equal(arrival, buffer):

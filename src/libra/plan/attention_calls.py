@@ -26,12 +26,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.data.lengths import causal_pairs
+from libra.data.lengths import IntArray, causal_pairs
 from libra.plan.geometry import range_starts, spread
 from libra.plan.head_groups import HeadGroups, KVColumns
 from libra.plan.pool_plan import PoolPlan
 
-IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 LOCAL = -1
@@ -168,6 +167,7 @@ def pool_segments(plan: PoolPlan, worker: int | None = None) -> PoolSegments:
     resident = fetches.resident[fetch]
 
     # Step 3: one segment for each run of local head groups, one for each head group that waits.
+    # A segment that reads fetched rows waits for the chunk of its head group.
     local, waits = np.flatnonzero(runs.home & resident), np.flatnonzero(~(runs.home & resident))
     joined, joined_group, width = _join_head_groups(
         runs.take(local), column[local], columns, head_groups
@@ -280,6 +280,8 @@ def _join_head_groups(
     )
     first = np.flatnonzero(opens)
     final = np.append(first[1:], len(opens))[: len(first)] - 1
+    # A run of columns is one segment if it has whole query groups, or heads of one group: query head
+    # i of a segment then reads key/value head i // (heads / kv_heads).
     head_group = columns.head_group[column[first]]
     width = columns.head_group[column[final]] + columns.count[column[final]] - head_group
     from_head, to_head = head_group * head_groups.heads, (head_group + width) * head_groups.heads

@@ -22,9 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from libra.config import ShardLayout
 from libra.data.cp_shards import shard_map
-from libra.data.lengths import causal_pairs, check_cu_seqlens
-
-IntArray = NDArray[np.int64]
+from libra.data.lengths import IntArray, causal_pairs, check_cu_seqlens
 
 _LONG_RUN: Final = 256
 """Mean values in a range from which `spread` writes range by range."""
@@ -102,15 +100,7 @@ def pool_geometry(
     if not len(cu_seqlens_per_pack):
         raise ValueError("a pool needs the cu_seqlens of at least one pack; got none")
     bounds = tuple(check_cu_seqlens(cu, tokens=tokens) for cu in cu_seqlens_per_pack)
-    ends = {int(cu[-1]) for cu in bounds}
-    if tokens is None:
-        if len(ends) > 1:
-            raise ValueError(
-                f"packs of one pool end at different tokens: {sorted(ends)}; every pack holds the "
-                "same L (pass tokens=L where the rest of a pack is padding)"
-            )
-        tokens = ends.pop()
-
+    tokens = _common_end(bounds) if tokens is None else tokens
     # Step 1: the fragments of one pack, repeated for each.
     packs, shards = len(bounds), shard_map(tokens, cp_size, layout)
     offset = np.arange(packs, dtype=np.int64)[:, None] * tokens
@@ -145,6 +135,17 @@ def pool_geometry(
         block_samples=Overlaps(none, none, none, none),
     )
     return with_cuts(without_blocks, uniform_cuts(without_blocks, block_size or tokens))
+
+
+def _common_end(bounds: Sequence[IntArray]) -> int:
+    """The token at which all packs end."""
+    ends = {int(cu[-1]) for cu in bounds}
+    if len(ends) > 1:
+        raise ValueError(
+            f"packs of one pool end at different tokens: {sorted(ends)}; every pack holds the "
+            "same L (pass tokens=L where the rest of a pack is padding)"
+        )
+    return ends.pop()
 
 
 def uniform_cuts(geometry: Geometry, block_size: int) -> IntArray:
@@ -184,8 +185,11 @@ def _overlap(
     left_start: IntArray, left_stop: IntArray, right_start: IntArray, right_stop: IntArray
 ) -> Overlaps:
     """Overlaps of two lists of disjoint, ascending intervals, in ascending order."""
+    # A left interval [5, 9) among right ones [0, 3) [3, 6) [6, 8) [8, 12): the first that ends after
+    # 5 is number 1, the first that starts at 9 or later would be number 4, so it overlaps 1, 2, 3.
     low = np.searchsorted(right_stop, left_start, side="right")
     high = np.maximum(np.searchsorted(right_start, left_stop, side="left"), low)
+    # Empty intervals, those of padding, overlap nothing.
     high = np.where(left_stop > left_start, high, low)
     count = high - low
     left = np.repeat(np.arange(len(left_start)), count)
@@ -207,6 +211,7 @@ def spread(start: IntArray, count: IntArray, step: int = 1) -> IntArray:
         for first, length, end in zip(start.tolist(), count.tolist(), stop.tolist(), strict=True):
             ranges[end - length : end] = np.arange(first, first + step * length, step)
         return ranges
+    # start 5 9, count 3 2, step 1:  repeat 5 5 5 6 6, plus 0 1 2 3 4  ->  5 6 7 9 10
     ranges = np.repeat(start - step * (stop - count), count)
     ranges += np.arange(0, step * total, step)
     return ranges

@@ -19,11 +19,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from libra.config import HeadShape
-
-IntArray = NDArray[np.int64]
+from libra.data.lengths import IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +88,7 @@ class HeadGroups:
         """Last chunk that reads the kv buffer of each chunk, on any worker and wherever tiles are."""
         head_group = np.arange(self.count, dtype=np.int64)
         chunk, kv_head_group = self.chunk(head_group), self.kv_head_group(head_group)
+        # The last chunk that reads each kv head group, then the last of those that a chunk fetches.
         last = np.zeros(self.kv_count, dtype=np.int64)
         np.maximum.at(last, kv_head_group, chunk)
         done = np.arange(self.chunks, dtype=np.int64)
@@ -114,6 +113,8 @@ def cut_heads(heads: HeadShape, head_shards: int, chunks: int) -> HeadGroups:
             "choose PoolConfig.chunks (M) that divides query heads / H"
         )
     piece = width // chunks  # query heads of one shard in one chunk
+    # A piece of whole query groups travels as one; a smaller one, or one that splits a group, as
+    # the largest runs of heads that stay inside one group: gcd(piece, group) heads.
     whole_groups = piece % heads.group == 0
     head_group = piece if whole_groups else math.gcd(piece, heads.group)
     kv_head_group = piece // heads.group if whole_groups else 1

@@ -17,10 +17,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from libra.data.lengths import IntArray
 from libra.plan.geometry import Geometry, range_starts, spread
 from libra.plan.head_groups import HeadGroups
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +45,7 @@ class KVFetches:
     ) -> IntArray:
         """Index of each (worker, sample, kv head group)."""
         samples = 1 + max(int(self.sample.max(initial=0)), int(sample.max(initial=0)))
+        # One ascending number for each (worker, sample, kv head group).
         key = (self.worker * samples + self.sample) * head_groups.kv_count + self.kv_head_group
         return np.searchsorted(
             key, (worker * samples + sample) * head_groups.kv_count + kv_head_group
@@ -159,6 +159,7 @@ def kv_transfers(geometry: Geometry, fetches: KVFetches) -> KVTransfers:
     """The runs that bring every fetch that is not resident, straight from the workers that hold
     them; the fetching worker's own rows are among them.
     """
+    # One run for each fragment that holds rows of a fetch; the last one ends with the prefix.
     wanted = np.flatnonzero(~fetches.resident)
     fetch = np.repeat(wanted, fetches.shard_count[wanted])
     shard = spread(fetches.shard_first[wanted], fetches.shard_count[wanted])
@@ -186,6 +187,7 @@ def in_order(runs: KVTransfers, fetches: KVFetches) -> KVTransfers:
     key = (key + runs.destination) * (1 + int(runs.source.max(initial=0))) + runs.source
     # The fetches of one destination are ordered by sample and kv head group.
     order = np.lexsort((runs.offset, key * len(fetches.worker) + runs.fetch))
+    # Runs have moved: `via` follows the run that it names.
     now = np.empty_like(order)
     now[order] = np.arange(len(order))
     ordered = runs.take(order)
@@ -215,12 +217,14 @@ class KVBufferRows:
 
 def kv_buffer_rows(runs: KVTransfers, fetches: KVFetches, workers: int) -> KVBufferRows:
     """Lay out all kv buffers of a pool, one for each chunk and worker."""
+    # Step 1: rows arrive hop by hop, in the order of the runs; own rows follow.
     own = runs.source == runs.destination
     kv_buffer = runs.chunk * workers + runs.destination
     order = np.lexsort((own, kv_buffer))  # runs of one hop stay in their order
     arrival = np.empty_like(order)
     arrival[order] = range_starts(runs.length[order], kv_buffer[order])
 
+    # Step 2: fetches lie in the order of their first run.
     fetch, first = np.unique(runs.fetch[order], return_index=True)
     fetch = fetch[np.argsort(first)]
     start = np.full(len(fetches.worker), -1, dtype=np.int64)

@@ -26,10 +26,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from libra.data.lengths import IntArray
 from libra.plan.geometry import spread
 from libra.plan.kv_fetch import KVFetches, KVTransfers, in_order
-
-IntArray = NDArray[np.int64]
 
 FEWEST_ROWS: Final = 16
 """Slices of fewer rows are not worth a second message."""

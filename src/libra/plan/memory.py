@@ -19,10 +19,9 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from libra.data.lengths import IntArray
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.traffic import kv_buffer_sizes
-
-IntArray = NDArray[np.int64]
 
 Count = TypeVar("Count", int, IntArray)
 """Of one worker, or of every worker, [workers]."""

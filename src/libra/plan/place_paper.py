@@ -1,9 +1,9 @@
-"""The paper's placement: load-target-guided, communication-aware greedy over all tiles.
+"""The paper's placement: a greedy over all tiles, guided by a load target and by bytes to move.
 
-Tiles by decreasing cost, then tile ID.  Each goes to the worker of least (added bytes, load, ID)
-among those it keeps within C = (1 + tau) * mean load; where none has room, to the worker of least
-(load, added bytes, ID).  Added bytes are the tile's complete KV groups that the worker neither
-holds nor was given before, and Q and O where it is not the Q-home.
+Tiles are placed by decreasing cost, then by tile ID.  Each goes to a worker that it keeps within
+C = (1 + tau) * mean load, the one of least (added bytes, load, ID).  Where no worker has room, it
+goes to the worker of least (load, added bytes, ID).  Added bytes are the tile's complete KV groups
+that the worker neither holds nor was given before, and Q and O where it is not the Q-home.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.config import HeadShape
+from libra.data.lengths import IntArray
 from libra.plan.geometry import Geometry
 from libra.plan.head_groups import cut_heads
-
-IntArray = NDArray[np.int64]
 
 
 def place_paper(
@@ -25,17 +24,21 @@ def place_paper(
     """Worker of each tile, int32 [blocks * H]; tile ID = block * H + shard with blocks counted over
     the pool.
     """
+    # Step 1: tiles by decreasing cost; equal ones keep the order of their IDs.
     width = heads.q // head_shards
     cost = geometry.block_pairs * width
     order = np.argsort(-np.repeat(cost, head_shards), kind="stable")
     target = (1 + tolerance) * (int(cost.sum()) * head_shards) / geometry.workers
 
-    # A unit is the key/value heads that travel as one.  Shards that share a key/value head share its
-    # unit, so that a head fetched for one shard serves the next.
+    # Step 2: the units of K and V that each head shard reads.  A unit is the key/value heads that
+    # travel as one.  Shards that share a key/value head share its unit, so that a head fetched for
+    # one shard serves the next.
     head_groups = cut_heads(heads, head_shards, 1)
     shard = np.arange(head_shards, dtype=np.int64)
     first_unit = head_groups.kv_head_group(shard * head_groups.per_shard)
     last_unit = head_groups.kv_head_group((shard + 1) * head_groups.per_shard - 1)
+
+    # Step 3: rows of each sample that each rank of its CP group holds.
     held = np.zeros((len(geometry.sample_start), geometry.cp_size), dtype=np.int64)
     shards = geometry.sample_shards
     np.add.at(
@@ -93,10 +96,12 @@ def _greedy(
         if cost[block] == 0:  # padding: nothing to compute, nothing to move
             assignment[tile] = home[block]
             continue
+        # Bytes that placing the tile would add on each worker: Q and O away from home, ...
         group = home[block] // cp_size * cp_size  # first worker of the pack's CP group
         units_from, units_to = first_unit[shard], end_unit[shard]
         added[:] = qo_bytes[block]
         added[home[block]] = 0
+        # ... and K and V that are not there yet, less those rows that the CP group's ranks hold.
         for visit in range(visit_offset[block], visit_offset[block + 1]):
             sample = visit_sample[visit]
             for unit in range(units_from, units_to):
@@ -106,23 +111,28 @@ def _greedy(
                 for rank in range(cp_size):
                     if not present[sample, unit, group + rank]:
                         added[group + rank] -= held[sample, rank] * unit_bytes
-        best, fallback = -1, 0
-        for worker in range(workers):
-            if load[worker] + cost[block] <= target and (
-                best < 0
-                or added[worker] < added[best]
-                or (added[worker] == added[best] and load[worker] < load[best])
-            ):
-                best = worker
-            if load[worker] < load[fallback] or (
-                load[worker] == load[fallback] and added[worker] < added[fallback]
-            ):
-                fallback = worker
-        if best < 0:
-            best = fallback
+        best = _choose(load, added, cost[block], target)
         assignment[tile] = best
         load[best] += cost[block]
         for visit in range(visit_offset[block], visit_offset[block + 1]):
             for unit in range(units_from, units_to):
                 present[visit_sample[visit], unit, best] = True
     return assignment
+
+
+@numba.njit(cache=True)
+def _choose(load: IntArray, added: IntArray, cost: int, target: float) -> int:
+    """The worker with room of least (added bytes, load, ID); if none, of least (load, added, ID)."""
+    best, fallback = -1, 0
+    for worker in range(len(load)):
+        if load[worker] + cost <= target and (
+            best < 0
+            or added[worker] < added[best]
+            or (added[worker] == added[best] and load[worker] < load[best])
+        ):
+            best = worker
+        if load[worker] < load[fallback] or (
+            load[worker] == load[fallback] and added[worker] < added[fallback]
+        ):
+            fallback = worker
+    return fallback if best < 0 else best

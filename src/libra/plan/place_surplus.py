@@ -19,12 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.config import HeadShape, PoolConfig
-from libra.data.lengths import causal_pairs
+from libra.data.lengths import IntArray, causal_pairs
 from libra.plan.geometry import Geometry, with_cuts
 from libra.plan.place_surplus_kernels import ByteBudget, Loads, SampleShards, move_surplus
 from libra.plan.traffic import byte_limits
-
-IntArray = NDArray[np.int64]
 
 
 def column_count(heads: HeadShape, head_shards: int, chunks: int) -> int:

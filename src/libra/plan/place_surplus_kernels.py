@@ -15,7 +15,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+from libra.data.lengths import IntArray
+
 FloatArray = NDArray[np.float64]
 
 
@@ -131,18 +132,20 @@ def _give(shards: SampleShards, latest_first: IntArray, columns: int, loads: Loa
     sample = np.empty(len(low), dtype=np.int64)
     for s in range(len(begin) - 1):
         sample[begin[s] : begin[s + 1]] = s
-    given = [(0, 0, 0, 0, 0) for _ in range(0)]
+    given = [(0, 0, 0, 0, 0) for _ in range(0)]  # numba infers the type of an empty list so
     for i in latest_first:
         home = worker[i]
         surplus = load[home] - target[home]
         work = (pairs_below(high[i]) - pairs_below(low[i])) * width  # of one column
         if surplus <= 0:
             continue
+        # As many whole columns as the surplus holds, ...
         whole = min(columns, int(surplus // work))
         for column in range(whole):
             given.append((sample[i], column, low[i], high[i], i))
         load[home] -= whole * work
         surplus -= whole * work
+        # ... and of one more column the latest rows that hold the rest, rounded up to a step.
         if whole < columns and surplus > 0:
             row = row_below(pairs_below(high[i]) - surplus / width) // step * step
             row = max(row, low[i])
@@ -168,11 +171,13 @@ def _hand_out(
     shards, loads, _, given = surplus
     load, target = loads.load, loads.target
     home = shards.worker[given[:, 4]]
+    # Pieces that still have rows to give, as a heap of stacks.
     pick = [i for i in range(len(given)) if given[i, 3] > given[i, 2]]
     if only >= 0:
         pick = [i for i in pick if node[home[i]] == only]
     heap = _stacks(given, pick)
 
+    # Takers, those with most room first.
     gave = np.zeros(len(load), dtype=np.bool_)  # these may have room for less than a row step
     gave[home] = True
     room = [(0.0, 0) for _ in range(0)]
@@ -313,6 +318,7 @@ def _fetch(
     """
     begin, low, high, worker = shards
     moved, limits, _, _, kv_row = budget
+    # Fetched rows start where the rows that the taker has anyway end.
     held, own = 0, 0  # rows that the taker has anyway, for rows of its own
     for i in range(begin[sample], begin[sample + 1]):
         if worker[i] == taker and not gave:  # who gave may not need the column itself

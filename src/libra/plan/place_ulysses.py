@@ -1,8 +1,7 @@
-"""Ulysses as a placement: every worker of a CP group computes its share of the heads for the whole
-pack.
+"""Ulysses as a placement: every worker of a CP group computes some heads of the whole pack.
 
-The all-to-all that Ulysses needs is then one more exchange plan, so baseline and Libra share
-kernel, transport and autograd.
+The all-to-alls of Ulysses then follow from one more plan, so the baseline and Libra share kernels,
+exchanges and autograd.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from libra.plan.geometry import Geometry
 
 
 def check_ulysses(heads: HeadShape, cp_size: int) -> None:
-    """Raise ValueError where heads don't divide over the CP group; key/value heads below CP are
-    replicated.
+    """Raise ValueError where query heads don't divide over the CP group.  Fewer key/value heads than
+    ranks are allowed: each is sent to several ranks.
     """
     if heads.q % cp_size:
         raise ValueError(

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.config import HeadShape, PoolConfig
+from libra.data.lengths import IntArray
 from libra.plan.geometry import Geometry, pool_geometry, with_cuts
 from libra.plan.head_groups import HeadGroups, cut_heads
 from libra.plan.kv_fetch import (
@@ -33,8 +34,6 @@ from libra.plan.kv_fetch import (
     pool_kv_fetches,
 )
 from libra.plan.kv_multicast import multicast_runs, relieves
-
-IntArray = NDArray[np.int64]
 
 _MAGIC: Final = int.from_bytes(b"LIBRAPLN", "little")
 _VERSION: Final = 3
@@ -110,6 +109,7 @@ class PoolPlan:
         multicast = multicast_runs(direct, self.kv_fetches, workers=self.workers, per_node=per_node)
         if multicast is direct:
             return direct
+        # Compare with all that workers send, Q and O included.
         before, after = (
             self._traffic(self._moved_rows(runs)).sum(axis=0) for runs in (direct, multicast)
         )
@@ -135,7 +135,8 @@ class PoolPlan:
         home = np.repeat(self.geometry.block_worker, self.shards)
         rows = np.repeat(self.geometry.block_stop - self.geometry.block_start, self.shards)
         away = np.flatnonzero(home != self.assignment)
-        q = np.zeros((workers, workers), dtype=np.int64)  # every chunk moves the same rows of Q
+        # Every chunk moves the same rows of Q, as every tile has the same heads in each chunk.
+        q = np.zeros((workers, workers), dtype=np.int64)
         np.add.at(q, (home[away], self.assignment[away]), rows[away] * self.head_groups.per_chunk)
         per_chunk = np.broadcast_to(q, (1, chunks, workers, workers))
         return np.concatenate([per_chunk, runs.rows(workers, chunks)])
@@ -279,6 +280,7 @@ def _unpack(buffer: NDArray[np.uint8]) -> list[NDArray[Any]]:
         raise ValueError(f"plan buffer version {version}; this build reads version {_VERSION}")
     if checksum != _checksum(body):
         raise ValueError("the plan buffer is truncated or damaged: its checksum differs")
+    # 24 bytes of magic, version and count; 16 bytes of item size and length for each array.
     shapes = np.frombuffer(body, "<i8", 2 * count, 24).reshape(count, 2).tolist()
     at, arrays = 24 + 16 * count, []
     for item_size, length in shapes:

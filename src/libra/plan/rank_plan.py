@@ -7,16 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from libra.data.lengths import IntArray
 from libra.plan.all_to_all import AllToAll, KVBuffer, kv_all_to_alls, q_all_to_alls
 from libra.plan.attention_calls import AttentionCall, worker_calls
 from libra.plan.geometry import spread
 from libra.plan.head_groups import HeadGroups
 from libra.plan.memory import CallMemory, worker_memory
 from libra.plan.pool_plan import PoolPlan
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

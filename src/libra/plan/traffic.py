@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from libra.config import HeadShape, PoolConfig
+from libra.data.lengths import IntArray
 from libra.plan.attention_calls import LOCAL, PoolSegments, pool_segments
 from libra.plan.pool_plan import PoolPlan
-
-IntArray = NDArray[np.int64]
 
 _NO_LIMIT: Final = 2**62
 

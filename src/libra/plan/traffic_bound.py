@@ -1,21 +1,22 @@
-"""A lower bound for the traffic of a pool: how near a placement is to the least that balance costs.
+"""A lower bound for the traffic of a pool: the least number of bytes that balance costs.
 
-Take any placement with no load above C = (1 + tolerance) * mean.  A pack whose home load exceeds CP
-* C must have the rest computed by workers of other packs, who hold none of its K and V.  Say one of
+Take any placement with no load above C = (1 + tolerance) * mean.  If the home load of a pack exceeds
+CP * C, workers of other packs must compute the rest, and they hold none of its K and V.  Say one of
 them computes d pairs-times-heads of one sample and one key/value head, which g query heads share.
-With a prefix of b rows it has to receive b rows of K and V; a query row and head then gives at most
-b pairs, so it receives at least d / b rows of Q and returns as many of O.  With row costs k (K and
-V) and q (Q and O) that is
+For a prefix of b rows it receives b rows of K and V.  A query row and head then gives at most b
+pairs, so it receives at least d / b rows of Q and returns as many of O.  If a row costs k (K and V)
+and q (Q and O), the sum is
 
     k b + q d / b  >=  2 sqrt(k q d)            for b = sqrt(q d / k), or the sample's length where
-    that is less,
+                                                that is less.
 
-a concave function of d, so that the cost of one pair is least for the largest d: the smaller of C
-and the whole head.
+This is a concave function of d, so one pair costs least for the largest d: the smaller of C and the
+whole head.
 
-Where the surplus sits inside CP groups another bound is nearer: what a worker holds above C must be
-computed elsewhere, its latest rows at best, since they give the most pairs; to these rows of Q and
-O come the K and V that the work of other packs needs at least, 2 d / (g * longest sample) rows.
+Where the surplus lies inside CP groups another bound is nearer.  Other workers must compute the work
+that a worker holds above C, at best its latest rows, which give the most pairs.  Besides these rows
+of Q and O travel the K and V that the work of other packs needs at least, 2 d / (g * longest sample)
+rows.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def traffic_bound(plan: PoolPlan) -> int:
     ceiling = (1 + plan.config.tolerance) * plan.home_load.sum() / plan.workers
     lengths = geometry.sample_stop - geometry.sample_start
     pack_of = geometry.sample_start // geometry.tokens
+    # The first bound, and the K and V rows of the second, summed over packs with a surplus.
     joint, keys = 0.0, 0.0
     for pack in range(geometry.packs):
         load = int(plan.home_load[pack * plan.cp_size : (pack + 1) * plan.cp_size].sum())
@@ -49,6 +51,7 @@ def traffic_bound(plan: PoolPlan) -> int:
         prefix = min(math.sqrt(most), longest)
         joint += surplus * (prefix + most / prefix) / most
         keys += surplus * 2 / (heads.group * (longest + 1))
+    # The second bound's rows of Q and O.
     queries = sum(
         _latest_rows(plan, worker, load - ceiling)
         for worker, load in enumerate(plan.home_load.tolist())
