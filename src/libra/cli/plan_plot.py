@@ -7,22 +7,10 @@ from typing import Any, Final
 
 import altair as alt
 import numpy as np
-from numpy.typing import NDArray
 
 from libra.cli.plan_report import PlanReport
 from libra.cli.units import byte_unit, show_bytes
-from libra.simulate.chart_theme import (
-    BLUE,
-    GREY,
-    ORANGE,
-    PICTURE,
-    Look,
-    chart_spec,
-    coloured,
-    log_ticks,
-    plot,
-    save_picture,
-)
+from libra.simulate import chart_theme as theme
 
 _MOST_CELLS: Final = 128
 """Workers of a matrix with a cell for each pair; of more workers, replicas have the cells."""
@@ -36,7 +24,7 @@ _HEIGHT: Final = 330
 
 def draw_plan(report: PlanReport, path: Path) -> None:
     """Write the picture to `path`, SVG or PNG by its suffix.  OSError where that fails."""
-    save_picture(plan_picture(report), path)
+    theme.save_picture(plan_picture(report), path)
 
 
 def plan_picture(report: PlanReport) -> dict[str, Any]:
@@ -48,7 +36,10 @@ def plan_picture(report: PlanReport) -> dict[str, Any]:
     # A picture of two panels has no width of its own, which the theme's expressions ask for.
     width = alt.param(name="width", value=_LOAD_WIDTH)
     panels = alt.hconcat(_load_panel(report), _traffic_panel(report), spacing=50, title=title)
-    return chart_spec(panels.resolve_scale(color="independent").add_params(width)) | PICTURE
+    spec = theme.chart_spec(panels.resolve_scale(color="independent").add_params(width))
+    # Legends stand inside the panels, whose tops then are level.
+    legend = theme.CONFIG["legend"] | {"orient": "top-right"}
+    return spec | theme.PICTURE | {"config": theme.CONFIG | {"legend": legend}}
 
 
 def _load_panel(report: PlanReport) -> Any:
@@ -56,36 +47,23 @@ def _load_panel(report: PlanReport) -> Any:
     name, before = "at home", report.per_worker.home_load
     if report.ulysses is not None:
         name, before = "Ulysses", report.ulysses.load
-    looks = [
-        Look(f"before ({name})", ORANGE),
-        Look(f"after (Libra, {report.config.placement})", BLUE),
-    ]
-    heights = [_over_mean(before), _over_mean(report.per_worker.load)]
-    steps = [
-        # The last load stands twice, at both edges of the last worker's step.
-        {"x": i / report.cp_size, "y": float(loads[min(i, len(loads) - 1)]), "series": look.label}
-        for look, loads in zip(looks, heights, strict=True)
-        for i in range(len(loads) + 1)
-    ]
+    after = report.per_worker.load
+    columns = {
+        theme.Look(f"before ({name})", theme.ORANGE): before / before.mean(),
+        theme.Look(f"after (Libra, {report.config.placement})", theme.BLUE): after / after.mean(),
+    }
     workers = f", {report.cp_size} workers each" if report.cp_size > 1 else ""
-    area = plot(steps).mark_area(interpolate="step-after", line=True, fillOpacity=0.35)
-    area = area.encode(
-        x=_replicas(alt.X("x:Q", title=f"replica{workers}"), report),
-        y=alt.Y("y:Q", stack=None, title="load of a worker / mean"),
-    )
+    x = _replicas(alt.X("x:Q", title=f"replica{workers}"), report)
+    y = alt.Y("y:Q", stack=None, title="load of a worker / mean")
     target = 1 + report.config.tolerance
-    line = plot([{"y": target}]).mark_rule(color=GREY, strokeDash=[4, 3]).encode(y="y:Q")
-    peaks = [float(loads.max()) for loads in heights]
-    return alt.layer(
-        coloured(area, looks, orient="top-right", symbolType="square"), line
-    ).properties(
-        width=_LOAD_WIDTH,
-        height=_HEIGHT,
-        title=alt.TitleParams(
-            f"Busiest worker / mean: {peaks[0]:.2f}× → {peaks[1]:.2f}× (target {target:g})",
-            fontSize=13,
-        ),
+    line = (
+        theme.plot([{"y": target}]).mark_rule(color=theme.GREY, strokeDash=[4, 3]).encode(y="y:Q")
     )
+    edges = [worker / report.cp_size for worker in range(report.workers + 1)]
+    chart = alt.layer(theme.curves(x, y, edges, columns), line)
+    peaks = " → ".join(f"{loads.max():.2f}×" for loads in columns.values())
+    title = alt.TitleParams(f"Busiest worker / mean: {peaks} (target {target:g})", fontSize=13)
+    return chart.properties(width=_LOAD_WIDTH, height=_HEIGHT, title=title)
 
 
 def _traffic_panel(report: PlanReport) -> Any:
@@ -103,7 +81,7 @@ def _traffic_panel(report: PlanReport) -> Any:
         for i, j in np.argwhere(moved).tolist()
         for sent in [moved[i, j] / unit.bytes]
     ]
-    chart = plot(cells).mark_rect(cornerRadius=0)
+    chart = theme.plot(cells).mark_rect(cornerRadius=0)
     colour = alt.Color("sent:Q", title=f"{unit.name} from {names}")
     ends = [most / 10**_DECADES, most]
     colour = colour.scale(type="log", scheme="viridis", reverse=True, clamp=True, domain=ends)
@@ -113,7 +91,7 @@ def _traffic_panel(report: PlanReport) -> Any:
         y=_replicas(alt.Y("y:Q", title="from replica"), report, reverse=True),
         y2="y2:Q",
         color=colour.legend(
-            orient="right", format="~g", gradientLength=_HEIGHT - 60, values=log_ticks(*ends)
+            orient="right", format="~g", gradientLength=_HEIGHT - 60, values=theme.log_ticks(*ends)
         ),
     ).properties(
         width=_HEIGHT,
@@ -130,7 +108,3 @@ def _replicas(channel: Any, report: PlanReport, *, reverse: bool = False) -> Any
     labels = {"values": middles, "tickCount": count, "labelExpr": "floor(datum.value)"}
     channel = channel.axis(ticks=False, grid=False, **labels)
     return channel.scale(domain=[0, count], nice=False, reverse=reverse)
-
-
-def _over_mean(load: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.asarray(load / load.mean(), dtype=np.float64)

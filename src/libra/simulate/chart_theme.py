@@ -17,7 +17,11 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import altair as alt
+import numpy as np
 import vl_convert
+from numpy.typing import NDArray
+
+from libra.simulate.results import plain_json
 
 BLUE: Final = "#2b7fd0"
 ORANGE: Final = "#d0650f"
@@ -92,7 +96,7 @@ class Figure:
 
 def chart_spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
     """The chart as Vega-Lite with this look, without the address of its schema."""
-    spec: dict[str, Any] = chart.to_dict()
+    spec: dict[str, Any] = plain_json(chart.to_dict())
     del spec["$schema"]
     return spec | {"config": CONFIG}
 
@@ -165,7 +169,7 @@ def hover(chart: alt.Chart, **encodings: Any) -> alt.Chart:
     return chart.encode(opacity=lit, **encodings).add_params(over)
 
 
-Columns = Mapping[Look, Sequence[float | None]]
+Columns = Mapping[Look, Sequence[float | None] | NDArray[np.float64]]
 
 
 def number_table(
@@ -180,6 +184,33 @@ def number_table(
     )
 
 
+def curves(x: alt.X, y: alt.Y, places: Sequence[float], columns: Columns) -> Any:
+    """A curve for each column over the fields `x` and `y`.
+
+    With one place more than a column has values, places are the edges of bins and the curves are
+    steps: the last value stands twice, at both edges of the last bin.
+    """
+    data = []
+    for look, values in columns.items():
+        is_binned = len(places) > len(values)
+        heights = [*values, values[-1]] if is_binned else values
+        data += [
+            {"x": place, "y": height, "series": look.label}
+            for place, height in zip(places, heights, strict=True)
+            if height is not None
+        ]
+    chart = plot(data).encode(x=x, y=y)
+    if is_binned:
+        chart = chart.mark_area(interpolate="step-after", line=True, fillOpacity=0.2)
+        return coloured(chart, columns, symbolType="square")
+    # One legend for colour and dash, with lines long enough to show the dashes.
+    dashes = alt.StrokeDash("series:N").scale(
+        domain=[look.label for look in columns], range=[list(look.dash) for look in columns]
+    )
+    chart = chart.mark_line(strokeWidth=2.2, point={"size": 40, "filled": True})
+    return coloured(chart, columns, symbolType="stroke", symbolSize=450).encode(strokeDash=dashes)
+
+
 def curve_chart(
     x: alt.X,
     y: alt.Y,
@@ -188,35 +219,11 @@ def curve_chart(
     table: tuple[Cells, Sequence[Cells]],
     *layers: alt.Chart,
 ) -> alt.TopLevelMixin:
-    """A curve for each column over the fields `x` and `y`, and the table's rows as tooltips.
-
-    With one place more than a column has values, places are the edges of bins and the curves are
-    steps.
-    """
-    is_binned = len(places) > len(table[1])
-    data = []
-    for look, values in columns.items():
-        # In steps the last value stands twice, at both edges of the last bin.
-        heights = [*values, values[-1]] if is_binned else values
-        data += [
-            {"x": place, "y": height, "series": look.label}
-            for place, height in zip(places, heights, strict=True)
-            if height is not None
-        ]
-    curves = plot(data).encode(x=x, y=y)
-    if is_binned:
-        curves = curves.mark_area(interpolate="step-after", line=True, fillOpacity=0.15)
-        curves = coloured(curves, columns, symbolType="square")
+    """`curves` with the table's rows as tooltips."""
+    if len(places) > len(table[1]):
         bins = with_tooltips(*table, [{"x": a, "x2": b} for a, b in pairwise(places)])
         over = hover(bins.mark_rect(color=GREY), x="x:Q", x2="x2:Q").add_params(zoom("x"))
     else:
-        # One legend for colour and dash, with lines long enough to show the dashes.
-        dashes = alt.StrokeDash("series:N").scale(
-            domain=[look.label for look in columns], range=[list(look.dash) for look in columns]
-        )
-        curves = curves.mark_line(strokeWidth=2.2, point={"size": 40, "filled": True})
-        curves = coloured(curves, columns, symbolType="stroke", symbolSize=450)
-        curves = curves.encode(strokeDash=dashes)
         lines = with_tooltips(*table, [{"x": place} for place in places])
         over = hover(lines.mark_rule(color=GREY, strokeWidth=24), x="x:Q")
-    return alt.layer(curves, *layers, over).properties(height=270)
+    return alt.layer(curves(x, y, places, columns), *layers, over).properties(height=270)

@@ -10,7 +10,6 @@ captions and findings in report.html.
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal
@@ -21,7 +20,7 @@ import numpy as np
 from libra.simulate import chart_theme as theme
 from libra.simulate.chart_theme import BLUE, GREEN, GREY, OLIVE, ORANGE, PINK, TEAL, Figure, Look
 from libra.simulate.formats import count, percent, seconds, short, three_digits, times
-from libra.simulate.results import CandidateResult, LengthBins, Study
+from libra.simulate.results import CandidateResult, Study
 
 Section = tuple[str, str, tuple[Figure, ...]]
 """Anchor, title and figures of a part of the report."""
@@ -61,8 +60,8 @@ _TOKEN_TICKS: Final = (
     "format(datum.value / 1024, '~g') + 'K' : format(datum.value / 1048576, '~g') + 'M'"
 )
 """Vega expression that writes 262144 as 256K."""
-_LEAST_BIN: Final = 1 / 3
-"""Doublings of length that a bin of the chart spans at least."""
+_JOINED_BINS: Final = 3
+"""Bins of an eighth of a doubling of length that the chart shows as one."""
 _MOST_BARS: Final = 256
 """Steps of the chart of workers; more workers than these share steps."""
 _LEAST_SHARE: Final = 1e-4
@@ -101,46 +100,27 @@ def write_plots(study: Study, folder: Path) -> list[Path]:
 
 def lengths_figure(study: Study) -> Figure | None:
     """Lengths of the samples, and the lengths that the attention's cost comes from."""
-    if not study.corpus.tokens:
+    bins = study.corpus.histogram
+    if not sum(bins.tokens):
         return None
-    bins = join_bins(study.corpus.histogram)
-    edges = bins.edges
-    looks = [Look("samples", GREEN), Look("tokens", ORANGE), Look("attention cost", BLUE)]
-    columns = (bins.samples, bins.tokens, bins.squares)
-    shares = {
-        look: [value / sum(column) for value in column]
-        for look, column in zip(looks, columns, strict=True)
+    # Bins are joined: [0, 1, 2], [3, 4, 5] and so on.
+    starts = list(range(0, len(bins.samples), _JOINED_BINS))
+    edges = [*(bins.edges[start] for start in starts), bins.edges[-1]]
+    columns = {
+        Look("samples", GREEN): bins.samples,
+        Look("tokens", ORANGE): bins.tokens,
+        Look("attention cost", BLUE): bins.squares,
     }
+    shares = {look: np.add.reduceat(each, starts) / sum(each) for look, each in columns.items()}
     # Shares per doubling: bins of unequal width then have comparable heights.
-    heights = {
-        look: [s / math.log2(b / a) for s, (a, b) in zip(column, pairwise(edges), strict=True)]
-        for look, column in shares.items()
-    }
+    heights = {look: (share / np.diff(np.log2(edges))).tolist() for look, share in shares.items()}
     names = [f"{low:,} to {max(high - 1, low):,}" for low, high in pairwise(edges)]
     table = theme.number_table("length, tokens", names, shares, percent)
     x = alt.X("x:Q", title="sample length, tokens").axis(labelExpr=_TOKEN_TICKS, grid=False)
     x = x.scale(type="log", base=2, domain=[edges[0], edges[-1]], nice=False)
     y = alt.Y("y:Q", stack=None, title="share per doubling of length").axis(format="~%")
-    return Figure(
-        "lengths", "Sample lengths", *table, theme.curve_chart(x, y, edges, heights, table)
-    )
-
-
-def join_bins(bins: LengthBins) -> LengthBins:
-    """Bins a third of a doubling wide or wider.
-
-    For example edges 4, 5, 6, 8 become 4, 6, 8: a bin closes once it spans a third of a doubling.
-    """
-    last, starts = len(bins.samples), [0]
-    for i, edge in enumerate(bins.edges[:-1]):
-        if math.log2(edge / bins.edges[starts[-1]]) >= _LEAST_BIN - 1e-9:
-            starts.append(i)
-    samples, tokens, squares = (
-        tuple(np.add.reduceat(column, starts).tolist())
-        for column in (bins.samples, bins.tokens, bins.squares)
-    )
-    edges = tuple(bins.edges[i] for i in (*starts, last))
-    return LengthBins(edges=edges, samples=samples, tokens=tokens, squares=squares)
+    chart = theme.curve_chart(x, y, edges, heights, table)
+    return Figure("lengths", "Sample lengths", *table, chart)
 
 
 def packs_figure(study: Study) -> Figure:
@@ -152,11 +132,7 @@ def packs_figure(study: Study) -> Figure:
     table = theme.number_table("packs up to here", names, columns, times)
     x = alt.X("x:Q", title="packs up to here, lightest first").axis(format="%", grid=False)
     y = alt.Y("y:Q", title="workload / mean")
-    note = theme.plot([{"x": 1.0, "y": values[-1]}]).encode(x="x:Q", y="y:Q")
-    note = note.mark_text(
-        align="right", dx=-12, dy=6, text=f"heaviest: {times(values[-1])} the mean"
-    )
-    chart = theme.curve_chart(x, y, edges, columns, table, _mean_line(), note)
+    chart = theme.curve_chart(x, y, edges, columns, table, _mean_line())
     return Figure("packs", "Workload of a pack", *table, chart)
 
 

@@ -1,10 +1,8 @@
 // Brings the report to life.  Bundled with Vega, Vega-Lite and Vega-Embed, as `vegaEmbed`.
-const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-const read = (id) => JSON.parse(document.getElementById(id).textContent);
 document.documentElement.classList.add("js");
 
 // Charts.  With `ast`, Vega interprets its expressions: the page's policy forbids compiling them.
-const charts = read("charts");
+const charts = JSON.parse(document.getElementById("charts").textContent);
 const draw = () => Object.entries(charts).forEach(async ([key, spec]) => {
   const box = document.querySelector(`#${key} .chart`);
   spec.width = box.clientWidth;
@@ -18,31 +16,15 @@ draw();
 let drawn = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== drawn) { drawn = innerWidth; draw(); } });
 
-// Copying the recommended line, and saving the study.
+// Copying the recommended line.
 const copy = document.getElementById("copy");
-copy?.addEventListener("click", async () => {
-  const line = document.getElementById("line");
-  let copied = true;
-  try {
-    await navigator.clipboard.writeText(line.textContent);
-  } catch {  // no permission: select the line, and try the old command
-    getSelection().selectAllChildren(line);
-    copied = document.execCommand("copy");
-  }
-  copy.textContent = copied ? "Copied" : "Press Ctrl+C";
-  setTimeout(() => { copy.textContent = "Copy"; }, 2500);
-});
-document.getElementById("save").addEventListener("click", () => {
-  const text = document.getElementById("study").textContent;
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-  link.download = "study.json";
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+copy?.addEventListener("click", () => {
+  getSelection().selectAllChildren(document.getElementById("line"));
+  copy.textContent = document.execCommand("copy") ? "Copied" : "Press Ctrl+C";
 });
 
 // Sorting the candidates by a column: numbers by their value.
-const heads = all("#table thead button");
+const heads = [...document.querySelectorAll("#table thead button")];
 heads.forEach((head, column) => head.addEventListener("click", () => {
   const cell = head.parentElement;
   const sign = cell.getAttribute("aria-sort") === "ascending" ? -1 : 1;

@@ -63,7 +63,7 @@ def render_report(study: Study) -> str:
         fastest=min((row.step_seconds for row in study.candidates if row.fits), default=None),
         half_cost=half_cost(study.corpus.histogram),
         settings=settings_groups(study),
-        study_json=safe(script_json(study_json(study))),
+        study_json=_base64(json.dumps(study_json(study)).encode()),
         charts=safe(script_json(specs)),
         script=safe(script),
         script_hash=f"sha256-{_base64(hashlib.sha256(script.encode()).digest())}",

@@ -353,17 +353,17 @@ class Study:
 
 def study_json(study: Study) -> dict[str, Any]:
     """The study as JSON has it: dicts, lists and plain values, with null for NaN and infinity."""
-    plain = _plain(dataclasses.asdict(study))
+    plain = plain_json(dataclasses.asdict(study))
     assert isinstance(plain, dict)
     return plain
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN, no infinity and no tuples."""
+def plain_json(value: Any) -> Any:
+    """`value` as JSON has it: lists in place of tuples, null in place of NaN and infinity."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: plain_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain_json(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -14,7 +14,7 @@ import vl_convert
 
 from libra.simulate import chart_theme
 from libra.simulate.chart_theme import Figure
-from libra.simulate.charts import join_bins, overall_imbalance, sections, write_plots
+from libra.simulate.charts import overall_imbalance, sections, write_plots
 from libra.simulate.results import LengthBins, Study
 from tests.unit.simulate.study_example import study_example
 
@@ -87,14 +87,21 @@ def test_a_corpus_without_pools_or_samples_has_no_such_charts() -> None:
     assert set(KEYS) - set(found) == {"lengths", "pooling"}
 
 
-def test_bins_are_joined_to_a_third_of_a_doubling() -> None:
+def test_three_bins_are_drawn_as_one() -> None:
+    study = study_example()
     bins = LengthBins(
-        edges=(4, 5, 6, 8, 9), samples=(1, 2, 3, 4), tokens=(1,) * 4, squares=(1.0,) * 4
+        edges=(4, 5, 6, 8, 9), samples=(1, 2, 1, 4), tokens=(1,) * 4, squares=(1.0,) * 4
     )
-    joined = join_bins(bins)
-    assert joined.edges == (4, 6, 8, 9)
-    assert joined.samples == (3, 3, 4)
-    assert sum(joined.squares) == sum(bins.squares)
+    study = replace(study, corpus=replace(study.corpus, histogram=bins))
+    rows = figures_of(study)["lengths"].rows
+    assert rows == (("4 to 7", "50.0%", "75.0%", "75.0%"), ("8 to 8", "50.0%", "25.0%", "25.0%"))
+
+
+def test_numbers_that_json_lacks_leave_a_gap() -> None:
+    study = study_example()
+    points = (replace(study.pooling[0], theory=math.nan, random=math.inf), *study.pooling[1:])
+    for figure in figures_of(replace(study, pooling=points)).values():
+        json.dumps(figure.page_spec, allow_nan=False)
 
 
 def test_many_workers_share_steps_as_high_as_the_heaviest() -> None:
