@@ -20,7 +20,7 @@ IntArray = NDArray[np.int64]
 
 DATA = Path(__file__).parent / "data"
 
-# Exact in binary, so that a target that a load just meets is met in floats as in fractions.
+# Exact in binary, so that a load that equals its target does so in floats as in fractions.
 TOLERANCES = (0.0, 1 / 32, 0.25)
 
 
@@ -74,7 +74,7 @@ def sample_bounds(draw: st.DrawFn, tokens: int) -> list[int]:
 def small_pools(
     draw: st.DrawFn, *, placements: tuple[Placement, ...] = ("paper",), most_tokens: int = 48
 ) -> SmallPool:
-    """Pools of up to 3 packs, CP up to 4: shards that don't divide, blocks that meet no edge."""
+    """Pools of up to 3 packs, CP up to 4: shards that don't divide, blocks that end at no edge."""
     placement = draw(st.sampled_from(placements))
     cp_size = draw(st.integers(1, 4))
     ulysses = placement == "ulysses"

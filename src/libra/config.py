@@ -117,7 +117,7 @@ class PoolConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
-def ulysses_beside(config: PoolConfig) -> PoolConfig:
+def ulysses_baseline(config: PoolConfig) -> PoolConfig:
     """The Ulysses baseline of a configuration: every pack on its own CP group, without overlap of
     transfers and compute.
     """

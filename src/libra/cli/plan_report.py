@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.cli.choose_pool import ChosenPool, PoolOrigin
-from libra.config import HeadShape, Placement, PoolConfig, ulysses_beside
+from libra.config import HeadShape, Placement, PoolConfig, ulysses_baseline
 from libra.cost.attention_time import AttentionTime, PoolTimelines
 from libra.cost.hardware import Cluster
 from libra.cost.timeline import Timeline
@@ -208,7 +208,7 @@ def report_plan(
     ulysses: list[PoolPlan] = []
     refused = None
     if config.placement != "ulysses":
-        alone = ulysses_beside(config)
+        alone = ulysses_baseline(config)
         try:
             ulysses = [make([pack], config=alone) for pack in chosen.cu_seqlens]
             placements.append(_placement(ulysses))

@@ -62,11 +62,9 @@ class KVBuffer:
 
 def q_all_to_alls(plan: PoolPlan, worker: int) -> tuple[AllToAll, ...]:
     """Q of moved tiles to the workers that compute them, for each chunk."""
-    geometry, head_groups = plan.geometry, plan.head_groups
-    per_chunk = head_groups.per_chunk
-    home = np.repeat(geometry.block_worker, head_groups.shards)
-    length = np.repeat(geometry.block_stop - geometry.block_start, head_groups.shards)
-    local = np.repeat(geometry.block_local, head_groups.shards)
+    head_groups, per_chunk = plan.head_groups, plan.head_groups.per_chunk
+    home, length = plan.tile_home, plan.tile_rows
+    local = np.repeat(plan.geometry.block_local, head_groups.shards)
     away = (home != plan.assignment) & (length > 0)
 
     # Both sides order tiles by the other worker, then by tile ID.

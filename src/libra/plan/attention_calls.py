@@ -301,15 +301,13 @@ def _fetched_rows(plan: PoolPlan) -> IntArray:
 
     Tiles arrive ordered by their home, then by ID, each with `per_chunk` head groups.
     """
-    geometry, head_groups = plan.geometry, plan.head_groups
-    home = np.repeat(geometry.block_worker, head_groups.shards)
-    rows = np.repeat(geometry.block_stop - geometry.block_start, head_groups.shards)
+    home, rows = plan.tile_home, plan.tile_rows
     moved = np.flatnonzero((home != plan.assignment) & (rows > 0))
     key = plan.assignment[moved].astype(np.int64) * plan.workers + home[moved]
     moved = moved[np.argsort(key, kind="stable")]
     start = np.full(len(home), -1, dtype=np.int64)
-    start[moved] = range_starts(rows[moved] * head_groups.per_chunk, plan.assignment[moved])
-    return start.reshape(-1, head_groups.shards)
+    start[moved] = range_starts(rows[moved] * plan.head_groups.per_chunk, plan.assignment[moved])
+    return start.reshape(-1, plan.shards)
 
 
 def _resident_rows(plan: PoolPlan) -> IntArray:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from libra.data.lengths import IntArray
 from libra.plan.pool_plan import PoolPlan
-from libra.plan.traffic import kv_buffer_sizes
+from libra.plan.traffic import kv_buffer_sizes, own_kv_rows
 
 Count = TypeVar("Count", int, IntArray)
 """Of one worker, or of every worker, [workers]."""
@@ -62,7 +62,7 @@ def call_memory(plan: PoolPlan) -> CallMemory[IntArray]:
     q_sent, q_received = q.sum(axis=1), q.sum(axis=0)
     kv_sent, kv_received = kv.sum(axis=(0, 1, 3)), kv.sum(axis=(0, 1, 2))
     buffers = kv_buffer_sizes(plan)
-    permuted, own = _permuted(plan), _own_rows(plan)
+    permuted, own = _permuted(plan), own_kv_rows(plan)
     kv_rows, permuted_rows = buffers.sum(axis=0), np.where(permuted, buffers, 0).sum(axis=0)
 
     # Step 2: widths of a row, in elements.
@@ -142,15 +142,6 @@ def pool_memory(plan: PoolPlan) -> PoolMemory:
         workspace=np.maximum(forward, backward),
         workspace_without_gradients=everything * size,
     )
-
-
-def _own_rows(plan: PoolPlan) -> IntArray:
-    """Rows of each kv buffer that its worker holds itself, int64 [chunks, workers]."""
-    runs = plan.kv_transfers
-    own = np.flatnonzero(runs.source == runs.destination)
-    rows = np.zeros((plan.head_groups.chunks, plan.workers), dtype=np.int64)
-    np.add.at(rows, (runs.chunk[own], runs.destination[own]), runs.length[own])
-    return rows
 
 
 def _permuted(plan: PoolPlan) -> NDArray[np.bool_]:

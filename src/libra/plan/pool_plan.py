@@ -84,6 +84,16 @@ class PoolPlan:
         """Pool position at which each block starts."""
         return self.geometry.block_start
 
+    @property
+    def tile_home(self) -> IntArray:
+        """Worker that holds the Q rows of each tile, int64 [blocks * H]."""
+        return np.repeat(self.geometry.block_worker, self.shards)
+
+    @property
+    def tile_rows(self) -> IntArray:
+        """Q rows of each tile, int64 [blocks * H]."""
+        return np.repeat(self.geometry.block_stop - self.geometry.block_start, self.shards)
+
     @cached_property
     def head_groups(self) -> HeadGroups:
         """How heads are cut."""
@@ -132,8 +142,7 @@ class PoolPlan:
 
     def _moved_rows(self, runs: KVTransfers) -> IntArray:
         workers, chunks = self.workers, self.head_groups.chunks
-        home = np.repeat(self.geometry.block_worker, self.shards)
-        rows = np.repeat(self.geometry.block_stop - self.geometry.block_start, self.shards)
+        home, rows = self.tile_home, self.tile_rows
         away = np.flatnonzero(home != self.assignment)
         # Every chunk moves the same rows of Q, as every tile has the same heads in each chunk.
         q = np.zeros((workers, workers), dtype=np.int64)

@@ -108,14 +108,20 @@ def pool_traffic(plan: PoolPlan, segments: PoolSegments | None = None) -> PoolTr
     )
 
 
-def kv_buffer_sizes(plan: PoolPlan) -> IntArray:
-    """Rows of each kv buffer of each worker, int64 [chunks, workers]: all rows of its fetches, own
-    ones included, unless the worker holds them all in one run.
-    """
-    fetches, fetched = plan.kv_fetches, np.flatnonzero(~plan.kv_fetches.resident)
+def own_kv_rows(plan: PoolPlan) -> IntArray:
+    """Rows of each kv buffer that its worker holds itself, int64 [chunks, workers]."""
+    runs = plan.kv_transfers
+    own = np.flatnonzero(runs.source == runs.destination)
     rows = np.zeros((plan.head_groups.chunks, plan.workers), dtype=np.int64)
-    np.add.at(rows, (fetches.chunk[fetched], fetches.worker[fetched]), fetches.length[fetched])
+    np.add.at(rows, (runs.chunk[own], runs.destination[own]), runs.length[own])
     return rows
+
+
+def kv_buffer_sizes(plan: PoolPlan) -> IntArray:
+    """Rows of each kv buffer of each worker, int64 [chunks, workers]: those that arrive by either
+    hop, and its own.
+    """
+    return np.asarray(plan.moved_rows[1:].sum(axis=(0, 2)) + own_kv_rows(plan))
 
 
 def extra_memory(plan: PoolPlan) -> IntArray:

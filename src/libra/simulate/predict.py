@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from libra.baselines.wlb import MOST_TOKENS, pack_by_cost
-from libra.config import HeadShape, PoolConfig, ulysses_beside
+from libra.config import HeadShape, PoolConfig, ulysses_baseline
 from libra.cost.attention_time import AttentionCost, AttentionTime
 from libra.cost.microbatch import layer_seconds
 from libra.cost.models import Model
@@ -158,7 +158,7 @@ def _ulysses_cost(lengths: IntArray, tokens: int, setting: Setting) -> Attention
     plan = plan_pool(
         [np.append(0, np.cumsum(lengths, dtype=np.int64))],
         cp_size=setting.parallelism.cp,
-        config=ulysses_beside(setting.config),
+        config=ulysses_baseline(setting.config),
         heads=setting.heads,
         tokens=tokens,
     )

@@ -25,7 +25,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.config import PoolConfig, ulysses_beside
+from libra.config import PoolConfig, ulysses_baseline
 from libra.data.pools import PackPlacement, PoolOrder, make_pools
 
 IntArray = NDArray[np.int64]
@@ -93,7 +93,7 @@ class Scheme:
         if self.placement == "ring":
             return PoolConfig(pool_size=1, chunks=1, shard_layout="zigzag")
         if self.placement != "tiles":
-            return ulysses_beside(config)
+            return ulysses_baseline(config)
         pool = config.replace(pool_size=self.pool_size(config.pool_size, dp_size))
         return pool if self.overlap else pool.replace(chunks=1)
 

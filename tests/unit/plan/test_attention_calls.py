@@ -31,7 +31,7 @@ any_pool = small_pools(placements=("paper", "surplus", "ulysses"))
 
 
 def check_segment(plan: PoolPlan, q: IntArray, k: IntArray, where: IntArray) -> None:
-    """One segment's queries [rows, heads] must meet exactly their causal keys [rows, kv heads]."""
+    """One segment's queries [rows, heads] must read exactly their causal keys [rows, kv heads]."""
     sample, within = where
     q_at, q_head = np.divmod(q, plan.heads.q)
     k_at, k_head = np.divmod(k, plan.heads.kv)

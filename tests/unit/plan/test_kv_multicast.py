@@ -1,4 +1,4 @@
-"""Relays: every need gets its rows once, no row leaves its holder twice where it need not, and no
+"""KV multicast: every fetch gets its rows once, no row leaves its holder twice without reason, and no
 worker has to send more than the busiest did.
 """
 
@@ -26,7 +26,7 @@ LONG, SHORT = [0, 256], list(range(0, 257, 16))
 
 
 def spread_pool(packs: int, **changes: Any) -> PoolPlan:
-    """One long sample beside packs of short ones: all others take rows of it."""
+    """One long sample next to packs of short ones: all others take rows of it."""
     config = PoolConfig(pool_size=packs, chunks=1, ranks_per_node=1).replace(**changes)
     return plan_pool([LONG, *[SHORT] * (packs - 1)], cp_size=1, config=config, heads=ONE_HEAD)
 
@@ -44,14 +44,14 @@ def same(a: KVTransfers, b: KVTransfers) -> bool:
 def check_coverage(plan: PoolPlan, runs: KVTransfers) -> None:
     """Each fetch has each of its rows once, and what a multicast passes on has come to it before."""
     order = np.lexsort((runs.offset, runs.fetch))
-    need, offset, length = runs.fetch[order], runs.offset[order], runs.length[order]
-    first, last = np.ones((2, len(need)), dtype=np.bool_)
-    first[1:], last[:-1] = need[1:] != need[:-1], need[1:] != need[:-1]
+    fetch, offset, length = runs.fetch[order], runs.offset[order], runs.length[order]
+    first, last = np.ones((2, len(fetch)), dtype=np.bool_)
+    first[1:], last[:-1] = fetch[1:] != fetch[:-1], fetch[1:] != fetch[:-1]
     assert (length > 0).all()
     assert (offset[first] == 0).all()
     assert (offset[1:] == offset[:-1] + length[:-1])[~first[1:]].all()
-    assert (offset + length == plan.kv_fetches.length[need])[last].all()
-    assert need[first].tolist() == np.flatnonzero(~plan.kv_fetches.resident).tolist()
+    assert (offset + length == plan.kv_fetches.length[fetch])[last].all()
+    assert fetch[first].tolist() == np.flatnonzero(~plan.kv_fetches.resident).tolist()
     later = np.flatnonzero(runs.passed_on)
     via = runs.via[later]
     assert not runs.passed_on[via].any()

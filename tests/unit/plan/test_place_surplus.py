@@ -218,7 +218,7 @@ def test_speeds_count_by_their_ratios_and_equal_ones_change_nothing() -> None:
 def test_the_memory_limit_holds_where_rows_are_passed_on_whatever_the_nodes(
     packs: list[list[int]], cp_size: int, ranks_per_node: int, memory: float
 ) -> None:
-    """Long samples beside short ones, few key/value heads, nodes that do not divide the pool."""
+    """Long samples next to short ones, few key/value heads, nodes that do not divide the pool."""
     tokens = 4096
     bounds = [sorted({0, tokens, *(64 * cut for cut in cuts)}) for cuts in packs]
     heads = HeadShape(q=8, kv=2, dim=16)
