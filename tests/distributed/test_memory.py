@@ -57,7 +57,7 @@ def track(rank: int, world_size: int, case: Case) -> Tracked:
     with pool.microbatch(case.bounds[replica], tokens=case.tokens) as microbatch:
         torch.autograd.grad(libra.libra_attention(*qkv), qkv, dout)  # plans and prepares
         peaks = []
-        for _ in range(3):  # a thread of the transport may hold a buffer for a moment longer
+        for _ in range(2):  # a thread of the transport may hold a buffer for a moment longer
             pool._runtime.workspace.release()
             with tracked() as first:
                 torch.autograd.grad(libra.libra_attention(*qkv), qkv, dout)
