@@ -64,6 +64,16 @@ def test_no_source_file_is_longer_than_four_hundred_lines() -> None:
     assert long == {}
 
 
+def test_charts_have_one_library() -> None:
+    second = "matplot" + "lib"
+    named = [
+        str(file.relative_to(ROOT))
+        for file in tracked_files()
+        if file.suffix in (".py", ".toml") and second in text_of(file)
+    ]
+    assert named == []
+
+
 def test_no_source_file_is_a_drawer_for_odds_and_ends() -> None:
     drawers = re.compile(r"utils?|helpers?|managers?|misc|common")
     assert [str(file) for file in SOURCE.rglob("*.py") if drawers.fullmatch(file.stem)] == []
