@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import timeit
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -192,28 +192,16 @@ def report_plan(
     Raises ValueError for what `plan_pool` refuses.
     """
     # Step 1: the plan, and its planning time with compiled code warm.
-    make = partial(plan_pool, cp_size=cp_size, heads=heads, tokens=tokens)
+    make: Callable[..., PoolPlan] = partial(plan_pool, cp_size=cp_size, heads=heads, tokens=tokens)
     plan = make(chosen.cu_seqlens, config=config)
     planning = timeit.repeat(
         lambda: make(chosen.cu_seqlens, config=config).to_buffer(), repeat=_TIMED_RUNS, number=1
     )
     # Step 2: the other placements of the same pool.
-    placements = [_placement([plan])]
-    for placement in ("surplus", "paper"):
-        if placement != config.placement:
-            other = config.replace(placement=placement, speeds="equal")
-            placements.append(_placement([make(chosen.cu_seqlens, config=other)]))
-
-    # Ulysses knows no pools: it plans every pack alone, and its bytes do not depend on chunks.
-    ulysses: list[PoolPlan] = []
-    refused = None
-    if config.placement != "ulysses":
-        alone = ulysses_baseline(config)
-        try:
-            ulysses = [make([pack], config=alone) for pack in chosen.cu_seqlens]
-            placements.append(_placement(ulysses))
-        except ValueError as error:
-            refused = str(error)
+    placements = [_placement([plan]), *_other_placements(make, chosen.cu_seqlens, config)]
+    ulysses, refused = _ulysses_plans(make, chosen.cu_seqlens, config)
+    if ulysses:
+        placements.append(_placement(ulysses))
 
     # Step 3: modelled seconds of this plan, and of Ulysses, whose packs run next to each other.
     lines, bound = attention.timelines(plan), traffic_bound(plan)
@@ -245,6 +233,35 @@ def report_plan(
         ),
     )
     return report, lines
+
+
+def _other_placements(
+    make: Callable[..., PoolPlan], cu_seqlens: Sequence[NDArray[np.int32]], config: PoolConfig
+) -> list[PlacementReport]:
+    """Figures of the same pool with the other placements of tiles."""
+    others: tuple[Placement, ...] = ("surplus", "paper")
+    return [
+        _placement([make(cu_seqlens, config=config.replace(placement=other, speeds="equal"))])
+        for other in others
+        if other != config.placement
+    ]
+
+
+def _ulysses_plans(
+    make: Callable[..., PoolPlan], cu_seqlens: Sequence[NDArray[np.int32]], config: PoolConfig
+) -> tuple[list[PoolPlan], str | None]:
+    """Ulysses' plan of every pack alone, and the reason where its heads don't divide.
+
+    Ulysses knows no pools, and its bytes do not depend on chunks.  No plans where `config` is
+    Ulysses itself.
+    """
+    if config.placement == "ulysses":
+        return [], None
+    alone = ulysses_baseline(config)
+    try:
+        return [make([pack], config=alone) for pack in cu_seqlens], None
+    except ValueError as error:
+        return [], str(error)
 
 
 def _placement(plans: Sequence[PoolPlan]) -> PlacementReport:

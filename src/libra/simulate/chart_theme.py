@@ -225,5 +225,6 @@ def curve_chart(
         over = hover(bins.mark_rect(color=GREY), x="x:Q", x2="x2:Q").add_params(zoom("x"))
     else:
         lines = with_tooltips(*table, [{"x": place} for place in places])
-        over = hover(lines.mark_rule(color=GREY, strokeWidth=24), x="x:Q")
+        wide = alt.ExprRef(f"width / {len(places)}")
+        over = hover(lines.mark_rule(color=GREY, strokeWidth=wide), x="x:Q")
     return alt.layer(curves(x, y, places, columns), *layers, over).properties(height=270)

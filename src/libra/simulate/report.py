@@ -109,7 +109,8 @@ def settings_groups(study: Study) -> dict[str, dict[str, str]]:
     }
 
 
-def _spelled(value: object) -> str:
+def _spelled(value: Any) -> str:
     """A setting, numbers with separators."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"{value:,.12g}" if is_number else str(value)
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else float(f"{value:.6g}")
+    return str(value) if isinstance(value, bool | str) else f"{value:,}"
