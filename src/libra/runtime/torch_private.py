@@ -1,4 +1,4 @@
-"""All of torch's private names that Libra uses, and the profiler stages that need one of them.
+"""All of torch's private names that Libra uses: profiler stages, the job's groups, CPU operators.
 
 Torch may change such names in any release: then only this file has to follow.
 """
@@ -14,6 +14,11 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 _NO_PROFILER: Final = nullcontext()
+
+cpu_flash_attention: Final = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+cpu_flash_attention_backward: Final = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+)
 
 
 def stage(name: str) -> AbstractContextManager[object]:
@@ -43,3 +48,10 @@ def default_timeout(device_type: str) -> timedelta | None:
         return None
     options = getattr(backend, "options", None)  # thread-based test groups have none
     return getattr(options, "_timeout", None)
+
+
+def has_fast_products(dtype: torch.dtype) -> bool:
+    """Whether this processor multiplies bf16 or fp16 without widening them first."""
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())

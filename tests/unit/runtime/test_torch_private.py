@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from libra.runtime.torch_private import default_store, default_timeout, group_count, stage
+from libra.runtime.torch_private import (
+    cpu_flash_attention,
+    default_store,
+    default_timeout,
+    group_count,
+    has_fast_products,
+    stage,
+)
 
 
 def test_the_default_group_tells_its_timeout_and_store() -> None:
@@ -32,3 +41,15 @@ def test_a_stage_is_recorded_only_while_a_profiler_runs() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as seen, stage("attend"):
         pass
     assert [event.key for event in seen.key_averages()] == ["libra::attend"]
+
+
+def test_the_operator_attends_and_tells_the_log_sum_exp() -> None:
+    ones = torch.ones(1, 2, 4, 8)
+    out, lse = cpu_flash_attention(ones, ones, ones, 0.0, False, scale=1.0)
+    assert torch.equal(out, ones)
+    torch.testing.assert_close(lse, torch.full((1, 2, 4), 8 + torch.tensor(4.0).log().item()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_processor_knows_its_fast_products(dtype: torch.dtype) -> None:
+    assert has_fast_products(dtype) in (True, False)

@@ -31,9 +31,11 @@ from libra.runtime.kernels.interface import (
     check_call,
     check_grads,
 )
-
-_attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+from libra.runtime.torch_private import (
+    cpu_flash_attention,
+    cpu_flash_attention_backward,
+    has_fast_products,
+)
 
 
 class Piece(NamedTuple):
@@ -117,7 +119,7 @@ class CpuKernel:
         sum_TNE = _summable(out_TNE, lse)
         out = _Blocks.of(sum_TNE)
         for task in prepared.tasks:
-            part_HRW, part_lse_HR = _attend(
+            part_HRW, part_lse_HR = cpu_flash_attention(
                 q.at(*task.queries),
                 k.at(*task.keys),
                 v.at(*task.keys),
@@ -147,7 +149,7 @@ class CpuKernel:
         dq, dk, dv = (_Blocks.of(t) for t in (sum_TND, dk_TND, dv_TNE))
         for task in prepared.tasks:
             queries, keys = task.queries, task.keys
-            part_dq, part_dk, part_dv = _attend_backward(
+            part_dq, part_dk, part_dv = cpu_flash_attention_backward(
                 dout.at(*queries),
                 q.at(*queries),
                 k.at(*keys),
@@ -169,7 +171,7 @@ class CpuKernel:
     def _compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         if dtype not in (torch.bfloat16, torch.float16):
             return dtype
-        widen = not _fast_product(dtype) if self.widen is None else self.widen
+        widen = not has_fast_products(dtype) if self.widen is None else self.widen
         return torch.float32 if widen else dtype
 
 
@@ -277,9 +279,3 @@ def _operand(t_TND: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tenso
     if t_TND.stride(2) != 1 or t_TND.stride(0) < width:
         t_TND = t_TND.contiguous()
     return t_TND
-
-
-def _fast_product(dtype: torch.dtype) -> bool:
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
