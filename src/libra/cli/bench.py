@@ -16,7 +16,7 @@ from rich.table import Table
 
 from libra.bench.options import BenchOptions
 from libra.bench.results import BenchResult, Means, SchemeResult
-from libra.cli.console import table_console
+from libra.cli.console import table_console, writing
 from libra.extras import check_installed
 
 _PIPE_COLUMNS: Final = 140
@@ -43,10 +43,8 @@ def run_bench(options: BenchOptions) -> int:
     print_result(result, console)
     if options.json is not None:
         text = json.dumps(asdict(result), indent=1, default=str)
-        try:
+        with writing("--json", options.json):
             options.json.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"cannot write {options.json}: {error.strerror}") from error
         console.print(f"written to {options.json}", highlight=False, markup=False)
     if options.trace is not None:
         first = trace_path(options.trace, 0)

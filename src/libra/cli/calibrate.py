@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from libra.cli.console import check_outputs, writing
 from libra.cli.units import show_seconds
 from libra.cost.kernel_table import KernelTable
 from libra.cost.table_file import check_suffix, write_kernel_table
@@ -55,8 +56,7 @@ def run_calibrate(options: CalibrateOptions, console: Console | None = None) -> 
     check_suffix(options.out)
     check_count("--head-dim", options.head_dim)
     check_count("--heads-per-kv", options.heads_per_kv)
-    if options.out.is_dir() or not options.out.absolute().parent.is_dir():
-        raise ValueError(f"--out {options.out} cannot be written; name a file in a folder there is")
+    check_outputs({"--out": options.out})
     from libra.runtime.measure import Repeats, find_machine  # torch comes with it
 
     console = console or Console()
@@ -68,10 +68,8 @@ def run_calibrate(options: CalibrateOptions, console: Console | None = None) -> 
         repeats=Repeats(seconds=0.03, least=2, warm_up=1) if options.quick else Repeats(),
         console=console,
     )
-    try:
+    with writing("--out", options.out):
         write_kernel_table(table, options.out)
-    except OSError as error:
-        raise ValueError(f"cannot write --out {options.out}: {error}") from error
     _print_table(table, console)
     console.print(f"written to {options.out}", highlight=False, markup=False)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ import tyro
 from rich.console import Console
 
 from libra.cli.choose_pool import choose_pool
-from libra.cli.console import table_console
+from libra.cli.console import check_outputs, table_console, writing
 from libra.cli.plan_report import PlanReport, report_plan
 from libra.cli.plan_table import print_plan
 from libra.cli.plan_trace import plan_trace
@@ -151,17 +150,8 @@ def _check(options: PlanOptions) -> None:
             )
         for package in ("altair", "vl_convert"):
             check_installed(package, "--plot")
-    named = [options.lengths, options.json, options.trace, options.plot]
-    paths = [path for path in named if path is not None]
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise ValueError(
-            "LENGTHS, --json, --trace and --plot must be different files; got "
-            + ", ".join(map(str, paths))
-        )
-    for name in ("json", "trace", "plot"):
-        path = getattr(options, name)
-        if path is not None and path.is_dir():
-            raise ValueError(f"--{name} {path} is a folder; name a file")
+    files = {f"--{name}": getattr(options, name) for name in ("json", "trace", "plot")}
+    check_outputs(files, corpus=options.lengths, make_folders=True)
 
 
 def _write(
@@ -170,7 +160,8 @@ def _write(
     """Write the files that were asked for; the kind and path of each."""
     written = []
     if options.json is not None:
-        _save(options.json, "json", lambda path: path.write_text(report.to_json() + "\n"))
+        with writing("--json", options.json):
+            options.json.write_text(report.to_json() + "\n")
         written.append(("Figures", options.json))
     if options.trace is not None:
         corpus = report.corpus
@@ -179,21 +170,13 @@ def _write(
             "modelled": "one layer, forward and then backward; no measurement",
         }
         trace = plan_trace(lines, cp_size=report.cp_size, about=about)
-        _save(options.trace, "trace", lambda path: path.write_text(json.dumps(trace) + "\n"))
+        with writing("--trace", options.trace):
+            options.trace.write_text(json.dumps(trace) + "\n")
         written.append(("Trace", options.trace))
     if options.plot is not None:
         from libra.cli.plan_plot import draw_plan  # an extra, and slow to import
 
-        _save(options.plot, "plot", lambda path: draw_plan(report, path))
+        with writing("--plot", options.plot):
+            draw_plan(report, options.plot)
         written.append(("Plot", options.plot))
     return written
-
-
-def _save(path: Path, option: str, write: Callable[[Path], object]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path)
-    except OSError as error:
-        raise ValueError(
-            f"--{option} {path} cannot be written: {error.strerror or error}"
-        ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from libra.cli.console import table_console
+from libra.cli.console import check_outputs, table_console, writing
 from libra.cli.simulate_progress import stage_progress
 from libra.cli.simulate_table import print_study
 from libra.config import PoolConfig
@@ -223,23 +222,10 @@ def _candidates(options: SimulateOptions, spread: Parallelism, model: Model) -> 
 
 def _check_outputs(options: SimulateOptions) -> None:
     """ValueError for what cannot be written, before hours of work."""
-    wanted = {"json": options.json, "html": options.html, "journal": options.journal}
-    for name, path in wanted.items():
-        if path is None:
-            continue
-        if path.is_dir():
-            raise ValueError(f"{name}={path} is a folder; name a file")
-        same = [other for other, at in wanted.items() if at == path and other != name]
-        if same:
-            raise ValueError(f"{name} and {same[0]} name the same file, {path}")
-        if not path.parent.is_dir():
-            raise ValueError(f"{name}={path}: the folder {path.parent} does not exist")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ValueError(f"{name}={path} cannot be written")
-        if Path(options.lengths).exists() and path.exists() and path.samefile(options.lengths):
-            raise ValueError(f"{name}={path} is the corpus itself")
+    files = {f"--{name}": getattr(options, name) for name in ("json", "html", "journal")}
+    check_outputs(files, corpus=options.lengths)
     if options.plots is not None and options.plots.exists() and not options.plots.is_dir():
-        raise ValueError(f"plots={options.plots} is a file; name a folder")
+        raise ValueError(f"--plots {options.plots} is a file; name a folder")
     for name, path, packages in (
         ("html", options.html, ("jinja2", "altair", "vl_convert")),
         ("plots", options.plots, ("altair", "vl_convert")),
@@ -250,20 +236,19 @@ def _check_outputs(options: SimulateOptions) -> None:
 
 def _write(options: SimulateOptions, study: Study) -> None:
     """Write what was asked for."""
-    try:
-        if options.json is not None:
+    if options.json is not None:
+        with writing("--json", options.json):
             options.json.write_text(json.dumps(study_json(study), indent=1), encoding="utf-8")
-        if options.html is not None:
-            from libra.simulate.report import write_report
+    if options.html is not None:
+        from libra.simulate.report import write_report
 
+        with writing("--html", options.html):
             write_report(study, options.html)
-        if options.plots is not None:
-            from libra.simulate.charts import write_plots
+    if options.plots is not None:
+        from libra.simulate.charts import write_plots
 
+        with writing("--plots", options.plots):
             write_plots(study, options.plots)
-    except OSError as error:
-        what = error.filename or "the results"  # a full disk has no name
-        raise ValueError(f"cannot write {what}: {error.strerror}") from error
 
 
 def _command(options: SimulateOptions) -> str:
