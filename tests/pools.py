@@ -105,6 +105,6 @@ def real_pool(tokens: int = 262_144, global_batch: int = 128, pool_size: int = 8
 
 
 def expected_plans() -> list[dict[str, str]]:
-    """Balance and bytes that plans of real lengths by the placement of the paper are known to have."""
+    """Balance and bytes of plans of real lengths, as the placement of the paper gives them."""
     with (DATA / "expected-plan.csv").open(newline="") as file:
         return list(csv.DictReader(file))

@@ -35,7 +35,7 @@ class AllToAll:
     recv_splits: IntArray
     """Rows from each worker, [workers]."""
     moves: bool
-    """Whether any worker of the pool sends anything; the same on all, so that all skip it or none."""
+    """Whether any worker of the pool sends anything: all skip the exchange or none does."""
 
     @property
     def sent(self) -> int:

@@ -10,8 +10,8 @@ these queries see: all of the sample up to the last query.
                  | 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1      |
       + q_len    | 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1|
 
-`pool_segments` lists the segments of all workers at once.  Segments that continue each other are one
-segment:
+`pool_segments` lists the segments of all workers at once.  Segments that continue each other are
+one segment:
 
     blocks of one sample, one head group        rows  [0, 4) [4, 8) [8, 12)   ->  rows [0, 12)
     head groups of the same rows, all local     heads 0-1    2-3    4-5       ->  heads 0-5
@@ -155,7 +155,7 @@ def pool_segments(plan: PoolPlan, worker: int | None = None) -> PoolSegments:
     if worker is not None:
         runs = runs.take(np.flatnonzero(runs.worker == worker))
 
-    # Step 2: a run for each kv head group that its shard reads, ordered by first block, then column.
+    # Step 2: a run for each kv head group that its shard reads, by first block, then column.
     per_shard = np.bincount(columns.shard)
     count = per_shard[runs.shard]
     column = spread((np.cumsum(per_shard) - per_shard)[runs.shard], count)
@@ -280,8 +280,8 @@ def _join_head_groups(
     )
     first = np.flatnonzero(opens)
     final = np.append(first[1:], len(opens))[: len(first)] - 1
-    # A run of columns is one segment if it has whole query groups, or heads of one group: query head
-    # i of a segment then reads key/value head i // (heads / kv_heads).
+    # A run of columns is one segment if it has whole query groups, or heads of one group: query
+    # head i of a segment then reads key/value head i // (heads / kv_heads).
     head_group = columns.head_group[column[first]]
     width = columns.head_group[column[final]] + columns.count[column[final]] - head_group
     from_head, to_head = head_group * head_groups.heads, (head_group + width) * head_groups.heads

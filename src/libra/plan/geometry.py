@@ -90,8 +90,8 @@ def pool_geometry(
     layout: ShardLayout = "contiguous",
     tokens: int | None = None,
 ) -> Geometry:
-    """Lay out a pool of packs, with blocks of at most `block_size` tokens; None makes every fragment
-    a block.
+    """Lay out a pool of packs, with blocks of at most `block_size` tokens; None makes every
+    fragment a block.
 
     `tokens` is L; None takes the common end of all `cu_seqlens`.  Rows of a pack after the end of
     its cu_seqlens are padding and cost nothing.  Raises ValueError for an empty pool, packs of
@@ -185,8 +185,9 @@ def _overlap(
     left_start: IntArray, left_stop: IntArray, right_start: IntArray, right_stop: IntArray
 ) -> Overlaps:
     """Overlaps of two lists of disjoint, ascending intervals, in ascending order."""
-    # A left interval [5, 9) among right ones [0, 3) [3, 6) [6, 8) [8, 12): the first that ends after
-    # 5 is number 1, the first that starts at 9 or later would be number 4, so it overlaps 1, 2, 3.
+    # A left interval [5, 9) among right ones [0, 3) [3, 6) [6, 8) [8, 12): the first that ends
+    # after 5 is number 1, the first that starts at 9 or later would be number 4, so it overlaps 1,
+    # 2 and 3.
     low = np.searchsorted(right_stop, left_start, side="right")
     high = np.maximum(np.searchsorted(right_start, left_stop, side="left"), low)
     # Empty intervals, those of padding, overlap nothing.

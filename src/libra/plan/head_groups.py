@@ -85,7 +85,7 @@ class HeadGroups:
 
     @property
     def kv_done(self) -> tuple[int, ...]:
-        """Last chunk that reads the kv buffer of each chunk, on any worker and wherever tiles are."""
+        """Last chunk that reads each chunk's kv buffer, on any worker and wherever tiles are."""
         head_group = np.arange(self.count, dtype=np.int64)
         chunk, kv_head_group = self.chunk(head_group), self.kv_head_group(head_group)
         # The last chunk that reads each kv head group, then the last of those that a chunk fetches.

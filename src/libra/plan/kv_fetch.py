@@ -206,8 +206,8 @@ class KVBufferRows:
     """
 
     arrival: IntArray
-    """Of each run, the place of its first row among the rows of its chunk and worker as they arrive,
-    [runs].
+    """Of each run, the place of its first row among the rows of its chunk and worker as they
+    arrive, [runs].
     """
     buffer: IntArray
     """Of each run, the row of the kv buffer in which its first row belongs, [runs]."""

@@ -42,8 +42,8 @@ more runs.
 def multicast_runs(
     direct: KVTransfers, fetches: KVFetches, *, workers: int, per_node: int
 ) -> KVTransfers:
-    """The same rows for the same fetches, passed on between nodes of `per_node` neighbouring workers
-    where several destinations need them; `direct` itself where none are.
+    """The same rows for the same fetches, passed on between nodes of `per_node` neighbouring
+    workers where several destinations need them; `direct` itself where none are.
 
     Deterministic: a slice goes to the destination that has least to pass on in its chunk so far,
     among equals to the one that needs most rows of the group.
@@ -210,7 +210,7 @@ def _hop_one(
 def _hop_two(
     direct: KVTransfers, groups: _Groups, slices: _Slices, member: IntArray, first_slice: int
 ) -> KVTransfers:
-    """What the chosen members pass on; slice i arrives with run `first_slice + i` of the first hop."""
+    """What the chosen members pass on; run `first_slice + i` of the first hop brings slice i."""
     index = np.repeat(np.arange(len(slices.group)), slices.needing)
     to = spread(groups.first[slices.group], slices.needing)
     index, to = index[to != member[index]], to[to != member[index]]

@@ -122,7 +122,7 @@ def _greedy(
 
 @numba.njit(cache=True)
 def _choose(load: IntArray, added: IntArray, cost: int, target: float) -> int:
-    """The worker with room of least (added bytes, load, ID); if none, of least (load, added, ID)."""
+    """The worker with room of least (added bytes, load, ID), else of least (load, added, ID)."""
     best, fallback = -1, 0
     for worker in range(len(load)):
         if load[worker] + cost <= target and (

@@ -1,4 +1,4 @@
-"""The compiled loops of the surplus placement: which pieces a worker gives away, and who takes them.
+"""The compiled loops of the surplus placement: which pieces workers give away, and who takes them.
 
 fragments of sample 0   |  worker 0  |  worker 1  |  worker 2  |
 given by worker 2                            |#####| column 0    a *piece*: rows of one column
@@ -310,8 +310,8 @@ def _fetch(
     budget: ByteBudget,
     sign: int,
 ) -> bool:
-    """Count K and V of rows [0, prefix) of one column towards the taker: sign +1 to fetch them where
-    the limits let it, -1 to undo that.  Returns whether they fit.
+    """Count K and V of rows [0, prefix) of one column towards the taker: sign +1 to fetch them
+    where the limits let it, -1 to undo that.  Returns whether they fit.
 
     All rows are counted as sent by their holders: a multicast is used only where it lets no worker
     send more than the busiest of these.

@@ -14,8 +14,8 @@ from libra.plan.geometry import Geometry
 
 
 def check_ulysses(heads: HeadShape, cp_size: int) -> None:
-    """Raise ValueError where query heads don't divide over the CP group.  Fewer key/value heads than
-    ranks are allowed: each is sent to several ranks.
+    """Raise ValueError where query heads don't divide over the CP group.  Fewer key/value heads
+    than ranks are allowed: each is sent to several ranks.
     """
     if heads.q % cp_size:
         raise ValueError(

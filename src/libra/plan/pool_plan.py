@@ -44,8 +44,8 @@ _CHECKSUM_BYTES: Final = 8
 class PoolPlan:
     """Which worker computes which tile of a pool, and what travels for it.
 
-    Tile ID = block * H + head shard, with blocks counted through the pool: (pack * blocks + block) *
-    H + shard.
+    Tile ID = block * H + head shard, with blocks counted through the pool: (pack * blocks + block)
+    * H + shard.
     """
 
     geometry: Geometry
@@ -132,8 +132,8 @@ class PoolPlan:
 
     @cached_property
     def moved_rows(self) -> IntArray:
-        """Rows of head groups from worker i to worker j, int64 [3, chunks, workers, workers]: Q from
-        its home, K and V from their holders, K and V that are passed on.
+        """Rows of head groups from worker i to worker j, int64 [3, chunks, workers, workers]: Q
+        from its home, K and V from their holders, K and V that are passed on.
 
         Everything that is counted in bytes follows from this table: O, and gradients in backward,
         travel the same rows back.
@@ -275,8 +275,8 @@ def _pack(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
 
 
 def _unpack(buffer: NDArray[np.uint8]) -> list[NDArray[Any]]:
-    """The arrays of a buffer made by `_pack`; nothing is unpickled.  Raises ValueError for any other
-    buffer.
+    """The arrays of a buffer made by `_pack`; nothing is unpickled.  Raises ValueError for any
+    other buffer.
     """
     data = np.ascontiguousarray(buffer).tobytes()
     body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]

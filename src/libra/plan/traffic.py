@@ -42,8 +42,8 @@ class PoolTraffic:
     backward_passed_on: IntArray
     """Backward: bytes of K and V that are passed on where they are fetched again."""
     backward_collected: IntArray
-    """Backward: bytes of dK and dV from worker i to worker j, which passed the rows on, in the chunk
-    after which they return, before its return.
+    """Backward: bytes of dK and dV from worker i to worker j, which passed the rows on, in the
+    chunk after which they return, before its return.
     """
     backward_returned: IntArray
     """Backward: bytes of dQ, and of dK and dV to those who hold the rows, in the same chunk."""
@@ -151,10 +151,10 @@ def byte_limits(config: PoolConfig, heads: HeadShape, rows: int) -> IntArray:
     """Most bytes that a worker sends, receives and holds for work that is computed away from home,
     int64 [3].
 
-    The unit is what every worker has anyway, the bytes of q, k, v and out of its `rows` rows.  K and
-    V that a worker needs for rows of its own are not counted: no placement spares it those.  The
-    backward pass sends what the forward pass received, gradient for tensor, so one limit for both
-    directions holds for both passes (`refetch` moves the forward's bytes once more).
+    The unit is what every worker has anyway, the bytes of q, k, v and out of its `rows` rows.  K
+    and V that a worker needs for rows of its own are not counted: no placement spares it those.
+    The backward pass sends what the forward pass received, gradient for tensor, so one limit for
+    both directions holds for both passes (`refetch` moves the forward's bytes once more).
     """
     own = rows * heads.token_bytes
     traffic, memory = (

@@ -1,11 +1,11 @@
 """A lower bound for the traffic of a pool: the least number of bytes that balance costs.
 
-Take any placement with no load above C = (1 + tolerance) * mean.  If the home load of a pack exceeds
-CP * C, workers of other packs must compute the rest, and they hold none of its K and V.  Say one of
-them computes d pairs-times-heads of one sample and one key/value head, which g query heads share.
-For a prefix of b rows it receives b rows of K and V.  A query row and head then gives at most b
-pairs, so it receives at least d / b rows of Q and returns as many of O.  If a row costs k (K and V)
-and q (Q and O), the sum is
+Take any placement with no load above C = (1 + tolerance) * mean.  If the home load of a pack
+exceeds CP * C, workers of other packs must compute the rest, and they hold none of its K and V.
+Say one of them computes d pairs-times-heads of one sample and one key/value head, which g query
+heads share.  For a prefix of b rows it receives b rows of K and V.  A query row and head then gives
+at most b pairs, so it receives at least d / b rows of Q and returns as many of O.  If a row costs k
+(K and V) and q (Q and O), the sum is
 
     k b + q d / b  >=  2 sqrt(k q d)            for b = sqrt(q d / k), or the sample's length where
                                                 that is less.
@@ -13,10 +13,10 @@ and q (Q and O), the sum is
 This is a concave function of d, so one pair costs least for the largest d: the smaller of C and the
 whole head.
 
-Where the surplus lies inside CP groups another bound is nearer.  Other workers must compute the work
-that a worker holds above C, at best its latest rows, which give the most pairs.  Besides these rows
-of Q and O travel the K and V that the work of other packs needs at least, 2 d / (g * longest sample)
-rows.
+Where the surplus lies inside CP groups another bound is nearer.  Other workers must compute the
+work that a worker holds above C, at best its latest rows, which give the most pairs.  Besides these
+rows of Q and O travel the K and V that the work of other packs needs at least, 2 d / (g * longest
+sample) rows.
 """
 
 from __future__ import annotations

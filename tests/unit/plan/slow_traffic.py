@@ -40,7 +40,7 @@ def slow_segments(rank_plans: list[RankPlan]) -> Counter[Segment]:
 
 
 def slow_traffic(plan: PoolPlan, rank_plans: list[RankPlan]) -> PoolTraffic:
-    """Bytes and pairs that the rank plans move, compute and hold, in the order of the executor's passes."""
+    """Bytes and pairs that rank plans move, compute and hold, in the order of the passes."""
     workers, head_groups, heads = plan.workers, plan.head_groups, plan.heads
     q_row = head_groups.heads * heads.dim * heads.bytes
     k_row = head_groups.kv_heads * heads.dim * heads.bytes

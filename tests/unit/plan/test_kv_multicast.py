@@ -1,5 +1,5 @@
-"""KV multicast: every fetch gets its rows once, no row leaves its holder twice without reason, and no
-worker has to send more than the busiest did.
+"""KV multicast: every fetch gets its rows once, no row leaves its holder twice without reason, and
+no worker has to send more than the busiest did.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def same(a: KVTransfers, b: KVTransfers) -> bool:
 
 
 def check_coverage(plan: PoolPlan, runs: KVTransfers) -> None:
-    """Each fetch has each of its rows once, and what a multicast passes on has come to it before."""
+    """Each fetch has each of its rows once; what a multicast passes on has come to it before."""
     order = np.lexsort((runs.offset, runs.fetch))
     fetch, offset, length = runs.fetch[order], runs.offset[order], runs.length[order]
     first, last = np.ones((2, len(fetch)), dtype=np.bool_)
