@@ -65,14 +65,16 @@ def place_surplus(
     share = np.full(workers, 1 / workers) if speeds is None else speeds / speeds.sum()
     target = (1.0 + config.tolerance) * load.sum() * share
 
-    # Step 3: pieces that move.  Columns that share a key/value head count it once each, which is
-    # never too little.
+    # Step 3: pieces that move.  Each column counts as many key/value heads as the one that reads
+    # most: of 12 query heads over 3, four columns of 3 read heads 0, 0-1, 1-2 and 2, so it is 2.
+    first_head = np.arange(columns) * width
+    kv_heads = (first_head + width - 1) // heads.group - first_head // heads.group + 1
     budget = ByteBudget(
         moved=np.zeros((3, workers), dtype=np.int64),
         limits=byte_limits(config, heads, int(geometry.rows.max())),
         q_row=heads.q_bytes(width),
         o_row=heads.o_bytes(width),
-        kv_row=heads.kv_bytes(-(-heads.kv // columns)),
+        kv_row=heads.kv_bytes(int(kv_heads.max())),
     )
     moved = move_surplus(
         SampleShards(begin, low, high, worker),

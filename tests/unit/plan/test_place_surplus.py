@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from libra.config import HeadShape, PoolConfig
@@ -20,19 +19,20 @@ from libra.plan.plan_pool import PoolPlan, plan_pool
 from libra.plan.traffic import pool_traffic
 from tests.pools import SmallPool, expected_plans, real_pool, small_pools
 
-LENGTHS = Path(__file__).parents[2] / "data" / "lengths-code.npy"
-
-
 HEADS = HeadShape(q=128, kv=16, dim=256)
-
-
-TOKENS = 262_144
-
 
 CP = 8
 
-
 EXACT = 1e-9
+
+ONE_TOKEN = SmallPool(
+    packs=[[0, 1]],
+    tokens=1,
+    cp_size=3,
+    config=PoolConfig(pool_size=1, head_shards=4, chunks=1, tolerance=0.0, ranks_per_node=1),
+    heads=HeadShape(q=12, kv=3, dim=1),
+)
+"""Four head shards over three key/value heads: two of the shards read two of these heads."""
 
 
 def sent_received_held(plan: PoolPlan) -> tuple[float, float, float]:
@@ -53,7 +53,7 @@ def most_held(home: PoolPlan) -> np.ndarray:
 
 
 def at_home(pool: SmallPool) -> PoolPlan:
-    """The pool with a limit that lets nothing move but K and V inside CP groups, without multicasts."""
+    """The pool with limits that let only K and V inside CP groups move, without multicasts."""
     config = pool.config.replace(traffic_limit=0.0, memory_limit=0.0, ranks_per_node=2**30)
     return SmallPool(
         packs=pool.packs,
@@ -70,6 +70,7 @@ def at_home(pool: SmallPool) -> PoolPlan:
     traffic=st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.0, 2.0]),
     memory=st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.0, 2.0]),
 )
+@example(pool=ONE_TOKEN, traffic=2.0, memory=0.3)
 def test_no_worker_passes_a_limit_by_more_than_its_own_rows_need(
     pool: SmallPool, traffic: float, memory: float
 ) -> None:
@@ -93,6 +94,8 @@ def test_no_worker_passes_a_limit_by_more_than_its_own_rows_need(
     ranks_per_node=st.integers(1, 12),
     node_local_first=st.booleans(),
 )
+@example(pool=ONE_TOKEN, ranks_per_node=1, node_local_first=True)
+@example(pool=ONE_TOKEN, ranks_per_node=1, node_local_first=False)
 def test_the_placement_counts_no_byte_too_few(
     pool: SmallPool, ranks_per_node: int, node_local_first: bool
 ) -> None:
@@ -233,9 +236,6 @@ def test_the_memory_limit_holds_where_rows_are_passed_on_whatever_the_nodes(
     plan, home = planned(memory), planned(0.0)
     own = int(plan.geometry.rows.max()) * heads.token_bytes
     assert pool_traffic(plan).extra_memory.max() <= memory * own + most_held(home).max()
-
-
-DATA = Path(__file__).parents[2] / "data"
 
 
 def test_moving_only_the_surplus_of_real_lengths_balances_and_moves_less() -> None:
