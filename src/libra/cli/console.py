@@ -37,7 +37,7 @@ def check_outputs(
             raise ValueError(f"{option} {path} is a folder; name a file")
         other = taken.setdefault(path.resolve(), option)
         if other != option:
-            raise ValueError(f"{option} {path} is {other} too; name different files")
+            raise ValueError(f"{option} {path} and {other} must be different files")
         if not make_folders and not path.absolute().parent.is_dir():
             raise ValueError(
                 f"{option} {path} cannot be written: the folder {path.parent} does not exist"

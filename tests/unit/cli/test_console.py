@@ -18,9 +18,9 @@ def test_a_pipe_is_as_wide_as_the_table_needs() -> None:
     "files, message",
     [
         ({"--json": "."}, "--json . is a folder; name a file"),
-        ({"--json": "new", "--html": "./new"}, "--html new is --json too"),
-        ({"--json": "new", "--html": "link"}, "--html link is --json too"),
-        ({"--json": None, "--html": "corpus.txt"}, "--html corpus.txt is the corpus too"),
+        ({"--json": "new", "--html": "./new"}, "--html new and --json must be different files"),
+        ({"--json": "new", "--html": "link"}, "--html link and --json must be different files"),
+        ({"--json": None, "--html": "corpus.txt"}, "--html corpus.txt and the corpus must be"),
         ({"--json": "no/such/x.json"}, "cannot be written: the folder no/such does not exist"),
     ],
 )
