@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tyro
 
 import libra
 from libra.cli.main import DESCRIPTIONS, parse_options
@@ -29,10 +30,12 @@ SOURCE = ROOT / "src" / "libra"
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
     for page in (
-        *(ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING")),
+        *(ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")),
         *sorted((ROOT / "docs").rglob("*.md")),
     )
 }
+# The first column of the changelog's tables holds old names.
+PAGES["CHANGELOG.md"] = re.sub(r"^\| `[^|]*(?=\|)", "", PAGES["CHANGELOG.md"], flags=re.MULTILINE)
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(rf"libra(?:\.cli\.main)? ({'|'.join(DESCRIPTIONS)})\b(.*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*")
@@ -73,10 +76,28 @@ def options_of(command: str) -> frozenset[str]:
 
 @cache
 def words_of_the_code() -> frozenset[str]:
-    files = [
-        file for top in ("src", "benchmarks", "examples") for file in (ROOT / top).rglob("*.py")
-    ]
+    tops = ("src", "benchmarks", "examples", "tests")
+    files = [file for top in tops for file in (ROOT / top).rglob("*.py")]
     return frozenset(re.findall(r"\w+", "\n".join(file.read_text() for file in files)))
+
+
+@cache
+def members_of_classes() -> dict[str, frozenset[str]]:
+    """Names that each class of the sources has: methods, fields and attributes of `self`."""
+    members: dict[str, set[str]] = {}
+    for file in SOURCE.rglob("*.py"):
+        for kind in (
+            n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ClassDef)
+        ):
+            found = members.setdefault(kind.name, set())
+            for node in ast.walk(kind):
+                if isinstance(node, ast.FunctionDef):
+                    found.add(node.name)
+                elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    found.add(node.target.id)
+                elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                    found.add(node.attr)
+    return {name: frozenset(found) for name, found in members.items()}
 
 
 @cache
@@ -100,6 +121,24 @@ def test_command_lines_in_blocks_are_understood(page: str) -> None:
         if found := COMMAND.search(line):
             words = shlex.split(found.group(2), comments=True)
             parse_options([found.group(1), *words])  # exits where it does not understand
+
+
+@EVERY_PAGE
+def test_every_command_starts_a_known_program(page: str) -> None:
+    programs = {line.split()[0] for line in shell_lines(page)}
+    assert programs <= {"libra", "make", "pip", "python", "torchrun"}
+    commands = [line.split()[1] for line in shell_lines(page) if line.startswith("libra ")]
+    assert set(commands) <= set(DESCRIPTIONS)
+
+
+@EVERY_PAGE
+def test_commands_of_scripts_are_understood(page: str) -> None:
+    commands = [*shell_lines(page), *(text for text in quoted(page) if " " in text)]
+    for line in commands:
+        found = re.match(r"(?:python|torchrun .*?) ?(benchmarks/\w+)\.py\b(.*)", line)
+        if found:
+            script = importlib.import_module(found.group(1).replace("/", "."))
+            tyro.cli(script.Args, args=shlex.split(found.group(2), comments=True))
 
 
 @EVERY_PAGE
@@ -156,6 +195,39 @@ def test_members_and_arguments_of_public_names_exist(page: str) -> None:
             for argument in re.findall(r"\b(\w+)=(?!=)", arguments)
             if argument not in known
         ]
+    assert missing == []
+
+
+@EVERY_PAGE
+def test_identifiers_in_the_text_exist(page: str) -> None:
+    names = {text.removesuffix("()") for text in quoted(page)}
+    names = {text for text in names if re.fullmatch(r"\w*(_|[a-z][A-Z])\w*", text)}
+    assert names - words_of_the_code() == set()
+
+
+@EVERY_PAGE
+def test_members_of_classes_exist(page: str) -> None:
+    classes = members_of_classes()
+    missing = []
+    for text in quoted(page):
+        found = re.match(r"(?:libra\.)?([A-Z]\w+)\.(\w+)", text)
+        if found and found.group(1) in classes:
+            name, member = found.groups()
+            missing += [] if member in classes[name] else [text]
+    assert missing == []
+
+
+@EVERY_PAGE
+def test_names_stand_in_the_file_that_the_page_names(page: str) -> None:
+    """`file.py`: `name`, `name` says where to look."""
+    name = r"`[A-Za-z_]\w*`"
+    text = " ".join(FENCE.sub("", PAGES[page]).split())
+    missing = []
+    for path, names in re.findall(rf"`([\w/]+\.py)`: ({name}(?:(?:,| and| or) {name})*)", text):
+        (file,) = (top / path for top in (SOURCE, ROOT) if (top / path).exists())
+        defined = re.findall(r"^(?:def|class) (\w+)|^(\w+)(?:: .*)? =", file.read_text(), re.M)
+        for word in re.findall(r"\w+", names):
+            missing += [] if word in {*sum(defined, ())} else [f"{path}: {word}"]
     assert missing == []
 
 
