@@ -17,7 +17,7 @@ from libra.cli.plan_table import print_plan
 from libra.cli.plan_trace import plan_trace
 from libra.config import HeadShape, PoolConfig
 from libra.corpus import load_lengths
-from libra.cost.attention_time import AttentionTime, PoolTimelines
+from libra.cost.attention_time import AttentionTime
 from libra.cost.description import describe
 from libra.cost.published import cluster_table
 from libra.data.lengths import check_count
@@ -118,7 +118,7 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
         file=options.lengths.name,
     )
     table = cluster_table(described.cluster, heads, options.kernels)
-    report, lines = report_plan(
+    report = report_plan(
         chosen,
         tokens=tokens,
         cp_size=cp,
@@ -127,10 +127,11 @@ def run_plan(options: PlanOptions, console: Console | None = None) -> int:
         attention=AttentionTime(cluster=described.cluster, table=table, tp=tp),
     )
     # Step 3: files first, so that an unwritable one is reported before anything is printed.
-    written = _write(options, report, lines)
+    _write(options, report)
     print_plan(report, console)
-    for what, path in written:
-        console.print(f"{what:<10} {path}", highlight=False, markup=False)
+    for what, path in (("Figures", options.json), ("Trace", options.trace), ("Plot", options.plot)):
+        if path is not None:
+            console.print(f"{what:<10} {path}", highlight=False, markup=False)
     return 0
 
 
@@ -154,29 +155,22 @@ def _check(options: PlanOptions) -> None:
     check_outputs(files, corpus=options.lengths, make_folders=True)
 
 
-def _write(
-    options: PlanOptions, report: PlanReport, lines: PoolTimelines
-) -> list[tuple[str, Path]]:
-    """Write the files that were asked for; the kind and path of each."""
-    written = []
+def _write(options: PlanOptions, report: PlanReport) -> None:
+    """Write the files that were asked for."""
     if options.json is not None:
         with writing("--json", options.json):
             options.json.write_text(report.to_json() + "\n")
-        written.append(("Figures", options.json))
     if options.trace is not None:
-        corpus = report.corpus
+        origin = report.origin
         about = {
-            "pool": f"pool {corpus.pool} of window {corpus.window} of {corpus.file}",
+            "pool": f"pool {origin.pool} of window {origin.window} of {origin.file}",
             "modelled": "one layer, forward and then backward; no measurement",
         }
-        trace = plan_trace(lines, cp_size=report.cp_size, about=about)
+        trace = plan_trace(report.lines, cp_size=report.plan.cp_size, about=about)
         with writing("--trace", options.trace):
             options.trace.write_text(json.dumps(trace) + "\n")
-        written.append(("Trace", options.trace))
     if options.plot is not None:
         from libra.cli.plan_plot import draw_plan  # an extra, and slow to import
 
         with writing("--plot", options.plot):
             draw_plan(report, options.plot)
-        written.append(("Plot", options.plot))
-    return written

@@ -10,6 +10,7 @@ import numpy as np
 
 from libra.cli.plan_report import PlanReport
 from libra.cli.units import byte_unit, show_bytes
+from libra.plan.plan_pool import PoolPlan
 from libra.simulate import chart_theme as theme
 
 _MOST_CELLS: Final = 128
@@ -29,13 +30,11 @@ def draw_plan(report: PlanReport, path: Path) -> None:
 
 def plan_picture(report: PlanReport) -> dict[str, Any]:
     """Both panels as one specification: load on the left and traffic on the right."""
-    replicas = report.workers // report.cp_size
-    title = (
-        f"One pool of {replicas} replicas × CP {report.cp_size}, packs of {report.tokens:,} tokens"
-    )
+    plan, replicas = report.plan, len(report.origin.pool_packs)
+    title = f"One pool of {replicas} replicas × CP {plan.cp_size}, packs of {plan.tokens:,} tokens"
     # A picture of two panels has no width of its own, which the theme's expressions ask for.
     width = alt.param(name="width", value=_LOAD_WIDTH)
-    panels = alt.hconcat(_load_panel(report), _traffic_panel(report), spacing=50, title=title)
+    panels = alt.hconcat(_load_panel(report), _traffic_panel(plan), spacing=50, title=title)
     spec = theme.chart_spec(panels.resolve_scale(color="independent").add_params(width))
     # Legends stand inside the panels, whose tops then are level.
     legend = theme.CONFIG["legend"] | {"orient": "top-right"}
@@ -44,35 +43,32 @@ def plan_picture(report: PlanReport) -> dict[str, Any]:
 
 def _load_panel(report: PlanReport) -> Any:
     """Loads over the pool's mean, one step a worker."""
-    name, before = "at home", report.per_worker.home_load
+    plan, cp = report.plan, report.plan.cp_size
+    name, before, after = "at home", plan.home_load, plan.load
     if report.ulysses is not None:
         name, before = "Ulysses", report.ulysses.load
-    after = report.per_worker.load
     columns = {
         theme.Look(f"before ({name})", theme.ORANGE): before / before.mean(),
-        theme.Look(f"after (Libra, {report.config.placement})", theme.BLUE): after / after.mean(),
+        theme.Look(f"after (Libra, {plan.config.placement})", theme.BLUE): after / after.mean(),
     }
-    workers = f", {report.cp_size} workers each" if report.cp_size > 1 else ""
-    x = _replicas(alt.X("x:Q", title=f"replica{workers}"), report)
+    workers = f", {cp} workers each" if cp > 1 else ""
+    x = _replicas(alt.X("x:Q", title=f"replica{workers}"), plan)
     y = alt.Y("y:Q", stack=None, title="load of a worker / mean")
-    target = 1 + report.config.tolerance
-    line = (
-        theme.plot([{"y": target}]).mark_rule(color=theme.GREY, strokeDash=[4, 3]).encode(y="y:Q")
-    )
-    edges = [worker / report.cp_size for worker in range(report.workers + 1)]
-    chart = alt.layer(theme.curves(x, y, edges, columns), line)
+    target = 1 + plan.config.tolerance
+    line = theme.plot([{"y": target}]).mark_rule(color=theme.GREY, strokeDash=[4, 3])
+    edges = [worker / cp for worker in range(plan.workers + 1)]
+    chart = alt.layer(theme.curves(x, y, edges, columns), line.encode(y="y:Q"))
     peaks = " → ".join(f"{loads.max():.2f}×" for loads in columns.values())
     title = alt.TitleParams(f"Busiest worker / mean: {peaks} (target {target:g})", fontSize=13)
     return chart.properties(width=_LOAD_WIDTH, height=_HEIGHT, title=title)
 
 
-def _traffic_panel(report: PlanReport) -> Any:
+def _traffic_panel(plan: PoolPlan) -> Any:
     """Forward bytes of every pair of workers, colours on a log scale; pairs without are blank."""
-    moved = np.sum(list(report.traffic.values()), axis=0)
-    side, names = 1 / report.cp_size, "worker to worker"
-    if report.workers > _MOST_CELLS:
-        replicas = report.workers // report.cp_size
-        moved = moved.reshape(replicas, report.cp_size, replicas, -1).sum(axis=(1, 3))
+    moved, cp = plan.traffic.sum(axis=0), plan.cp_size
+    side, names = 1 / cp, "worker to worker"
+    if plan.workers > _MOST_CELLS:
+        moved = moved.reshape(-1, cp, plan.workers // cp, cp).sum(axis=(1, 3))
         side, names = 1.0, "replica to replica"
     unit = byte_unit(max(int(moved.max()), 1))
     most = max(int(moved.max()), 1) / unit.bytes
@@ -86,9 +82,9 @@ def _traffic_panel(report: PlanReport) -> Any:
     ends = [most / 10**_DECADES, most]
     colour = colour.scale(type="log", scheme="viridis", reverse=True, clamp=True, domain=ends)
     return chart.encode(
-        x=_replicas(alt.X("x:Q", title="to replica"), report),
+        x=_replicas(alt.X("x:Q", title="to replica"), plan),
         x2="x2:Q",
-        y=_replicas(alt.Y("y:Q", title="from replica"), report, reverse=True),
+        y=_replicas(alt.Y("y:Q", title="from replica"), plan, reverse=True),
         y2="y2:Q",
         color=colour.legend(
             orient="right", format="~g", gradientLength=_HEIGHT - 60, values=theme.log_ticks(*ends)
@@ -101,9 +97,9 @@ def _traffic_panel(report: PlanReport) -> Any:
     )
 
 
-def _replicas(channel: Any, report: PlanReport, *, reverse: bool = False) -> Any:
+def _replicas(channel: Any, plan: PoolPlan, *, reverse: bool = False) -> Any:
     """The channel with one unit a replica, and the replicas' numbers at their middles."""
-    count = report.workers // report.cp_size
+    count = plan.workers // plan.cp_size
     middles = [i + 0.5 for i in range(0, count, -(-count // _MOST_NUMBERS))]
     labels = {"values": middles, "tickCount": count, "labelExpr": "floor(datum.value)"}
     channel = channel.axis(ticks=False, grid=False, **labels)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +11,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from libra.cli.plan_report import ByKind, PassReport, PlanReport
-from libra.cli.units import ByteUnit, byte_unit, show_bytes, show_seconds
+from libra.cli.plan_report import PassBytes, PlanReport
+from libra.cli.units import byte_unit, show_bytes, show_seconds
+from libra.cost.kernel_table import DIRECTIONS, Direction
+from libra.data.lengths import IntArray
+from libra.data.pools import imbalance
 
-IntArray = NDArray[np.int64]
+Column = tuple[str, Iterable[str]]
+"""Heading and cells."""
 
 MOST_ROWS = 32
 """Most workers that get a row each; a larger pool gets a row for each replica."""
@@ -26,26 +31,25 @@ def print_plan(report: PlanReport, console: Console) -> None:
     _print_header(report, console)
     by_kind = console.width >= _WIDE
     console.print(workers_table(report, by_kind=by_kind))
-    if report.workers > MOST_ROWS:
+    if report.plan.workers > MOST_ROWS:
         console.print(extremes_table(report))
     console.print(placements_table(report, by_kind=by_kind))
     _print_summary(report, console)
 
 
 def _print_header(report: PlanReport, console: Console) -> None:
-    corpus, replicas = report.corpus, len(report.corpus.pool_packs)
-    dropped = (
-        f", {corpus.dropped_samples:,} longer than a pack dropped" if corpus.dropped_samples else ""
-    )
+    origin, plan, replicas = report.origin, report.plan, len(report.origin.pool_packs)
+    left_out = origin.dropped_samples
+    dropped = f", {left_out:,} longer than a pack dropped" if left_out else ""
     console.print(
-        f"Corpus   {corpus.samples:,} samples{dropped}; {corpus.packs:,} packs of "
-        f"{report.tokens:,} tokens",
-        f"Window   {corpus.window}: {corpus.global_batch} packs in {corpus.pools} pools of "
-        f"{replicas}, imbalance between pools {corpus.pools_imbalance:.4f}",
-        f"Pool     {corpus.pool}: {replicas} packs, {corpus.pool_samples:,} samples, "
-        f"{replicas * report.tokens:,} tokens, {report.workers} workers (CP {report.cp_size})",
-        f"Plan     {report.config.placement}: {report.tiles:,} tiles "
-        f"({report.blocks:,} blocks x {report.tiles // report.blocks} head shards), planned in "
+        f"Corpus   {origin.samples:,} samples{dropped}; {origin.packs:,} packs of "
+        f"{plan.tokens:,} tokens",
+        f"Window   {origin.window}: {origin.global_batch} packs in {origin.pools} pools of "
+        f"{replicas}, imbalance between pools {origin.pools_imbalance:.4f}",
+        f"Pool     {origin.pool}: {replicas} packs, {origin.pool_samples:,} samples, "
+        f"{replicas * plan.tokens:,} tokens, {plan.workers} workers (CP {plan.cp_size})",
+        f"Plan     {plan.config.placement}: {len(plan.assignment):,} tiles "
+        f"({len(plan.cuts):,} blocks x {plan.shards} head shards), planned in "
         f"[bold]{show_seconds(report.planning_seconds)}[/]",
         sep="\n",
         highlight=False,
@@ -58,100 +62,101 @@ def workers_table(report: PlanReport, *, by_kind: bool) -> Table:
     A replica's row has its mean load at home, its sums of bytes and segments, and its workers'
     largest planned load and memory.
     """
-    # Step 1: the figures of every row.  With 64 workers and CP 8, row 1 stands for workers 8-15.
-    workers, cp = report.per_worker, report.cp_size
-    each = report.workers <= MOST_ROWS
-    rows = (-1, 1 if each else cp)  # a row stands for one worker or for cp of them
+    # Step 1: what a row stands for.  With 64 workers and CP 8, row 1 stands for workers 8-15.
+    plan, traffic, cp = report.plan, report.lines.traffic, report.plan.cp_size
+    each = plan.workers <= MOST_ROWS
+    rows = (-1, 1 if each else cp)
     if each:
         title = "Workers: loads in means of the pool; bytes of a forward pass"
-        names = [(str(w // cp) if w % cp == 0 else "", str(w)) for w in range(report.workers)]
+        replicas = [str(w // cp) if w % cp == 0 else "" for w in range(plan.workers)]
+        workers = [str(w) for w in range(plan.workers)]
     else:
         title = "Replicas: loads in means of the pool; forward sums over workers, * the most of one"
-        names = [(str(w // cp), f"{w}-{w + cp - 1}") for w in range(0, report.workers, cp)]
-    home = _relative(workers.home_load).reshape(rows).mean(axis=1)
-    planned = _relative(workers.load).reshape(rows).max(axis=1)
-    held = workers.extra_memory["total"].reshape(rows).max(axis=1)
-    segments = workers.segments.reshape(rows).sum(axis=1)
-    sent, received = (
-        _kinds(moved).reshape(3, *rows).sum(axis=2) for moved in (workers.sent, workers.received)
-    )
-    # Step 2: one unit for a whole table, by the largest bytes of a single worker.
-    unit = byte_unit(max(int(_kinds(b).max()) for b in (workers.sent, workers.received)))
-    memory = byte_unit(int(held.max()))
+        replicas = [str(replica) for replica in range(plan.workers // cp)]
+        workers = [f"{w}-{w + cp - 1}" for w in range(0, plan.workers, cp)]
 
-    # Step 3: headings of two lines; a narrow terminal has one column of bytes in place of three.
-    mark = "" if each else "*"
+    # Step 2: bytes, in one unit by the largest of a single worker; a narrow terminal has one column
+    # of them in place of three.
+    ways = {"sent": plan.traffic.sum(axis=2), "received": plan.traffic.sum(axis=1)}
+    unit = byte_unit(max(int(moved.max()) for moved in ways.values()))
     kinds = (f"Q {unit.name}", "K, V", "O") if by_kind else (unit.name,)
+    moved_columns = [
+        (f"{'' if i else way}\n{kind}", map(unit.show, sums))
+        for way, moved in ways.items()
+        for i, (kind, sums) in enumerate(
+            zip(
+                kinds,
+                moved.reshape(len(kinds), 3 // len(kinds), *rows).sum(axis=(1, 3)),
+                strict=True,
+            )
+        )
+    ]
+
+    # Step 3: all columns.
+    home = _relative(plan.home_load).reshape(rows).mean(axis=1)
+    planned = _relative(plan.load).reshape(rows).max(axis=1)
+    held = traffic.extra_memory.reshape(rows).max(axis=1)
+    memory, mark = byte_unit(int(held.max())), "" if each else "*"
     table = _table(
         title,
-        (
-            *("replica", "worker" if each else "workers", "load\nhome", f"\nplanned{mark}"),
-            *(f"{'' if i else 'sent'}\n{kind}" for i, kind in enumerate(kinds)),
-            *(f"{'' if i else 'received'}\n{kind}" for i, kind in enumerate(kinds)),
-            *(f"memory\n{memory.name}{mark}", "seg-\nments"),
-        ),
-        first="right",
+        ("replica", replicas),
+        ("worker" if each else "workers", workers),
+        ("load\nhome", map("{:.3f}".format, home)),
+        (f"\nplanned{mark}", map("{:.3f}".format, planned)),
+        *moved_columns,
+        (f"memory\n{memory.name}{mark}", map(memory.show, held)),
+        ("seg-\nments", map(str, traffic.segments.reshape(rows).sum(axis=1))),
     )
-    for row, name in enumerate(names):
-        table.add_row(
-            *name,
-            f"{home[row]:.3f}",
-            f"{planned[row]:.3f}",
-            *_bytes(sent[:, row], unit, by_kind),
-            *_bytes(received[:, row], unit, by_kind),
-            memory.show(held[row]),
-            str(segments[row]),
-            end_section=each and row % cp == cp - 1,
-        )
+    for last in table.rows[cp - 1 :: cp] if each else ():
+        last.end_section = True
     return table
 
 
 def extremes_table(report: PlanReport) -> Table:
     """The workers that stand out."""
-    workers = report.per_worker
+    plan, traffic = report.plan, report.lines.traffic
     # Every row: name, a figure of all workers, the worker that stands out, and its format.
-    before, after = _relative(workers.home_load), _relative(workers.load)
-    sent, received = (_kinds(moved).sum(axis=0) for moved in (workers.sent, workers.received))
-    memory, segments = workers.extra_memory["total"], workers.segments
-    table = _table("Extremes", ("", "worker", ""))
-    for name, values, worker, show in (
-        ("heaviest load at home", before, before.argmax(), "{:.3f} x mean".format),
-        ("heaviest load planned", after, after.argmax(), "{:.3f} x mean".format),
-        ("lightest load planned", after, after.argmin(), "{:.3f} x mean".format),
-        ("sends most, forward", sent, sent.argmax(), show_bytes),
-        ("receives most, forward", received, received.argmax(), show_bytes),
-        ("most extra memory", memory, memory.argmax(), show_bytes),
-        ("largest workspace", workers.workspace, workers.workspace.argmax(), show_bytes),
-        ("most kernel segments", segments, segments.argmax(), str),
-    ):
-        table.add_row(name, str(worker), show(values[worker]))
-    return table
+    before, after = _relative(plan.home_load), _relative(plan.load)
+    sent, received = (plan.traffic.sum(axis=(0, axis)) for axis in (2, 1))
+    memory, segments, workspace = traffic.extra_memory, traffic.segments, report.memory.workspace
+    rows = [
+        (name, str(worker), show(values[worker]))
+        for name, values, worker, show in (
+            ("heaviest load at home", before, before.argmax(), "{:.3f} x mean".format),
+            ("heaviest load planned", after, after.argmax(), "{:.3f} x mean".format),
+            ("lightest load planned", after, after.argmin(), "{:.3f} x mean".format),
+            ("sends most, forward", sent, sent.argmax(), show_bytes),
+            ("receives most, forward", received, received.argmax(), show_bytes),
+            ("most extra memory", memory, memory.argmax(), show_bytes),
+            ("largest workspace", workspace, workspace.argmax(), show_bytes),
+            ("most kernel segments", segments, segments.argmax(), str),
+        )
+    ]
+    names, workers, figures = zip(*rows, strict=True)
+    return _table("Extremes", ("", names), ("worker", workers), ("", figures), first="left")
 
 
 def placements_table(report: PlanReport, *, by_kind: bool) -> Table:
     """This plan next to the other placements of the same pool."""
-    # Totals share one unit and so do the busiest workers, so that rows compare at a glance.
     every = report.placements
-    unit = byte_unit(max(max(p.total_traffic, p.total_backward_traffic) for p in every))
-    worst = byte_unit(max(max(p.worst) for p in every))
-    busiest = (f"busiest\nout {worst.name}", "\nin")
-    kinds = ("\nQ", "\nK, V", "\nO") if by_kind else ()
-    forward, backward = f"forward\n{unit.name}", f"backward\n{unit.name}"
-    table = _table(
-        "Placements of this pool",
-        ("placement", "\nimbalance", forward, *kinds, *busiest, backward, *busiest),
-    )
-    for placed in every:
-        table.add_row(
-            placed.placement,
-            f"{placed.imbalance:.4f}",
-            unit.show(placed.total_traffic),
-            *(unit.show(int(value)) for value in placed.traffic.values() if by_kind),
-            *map(worst.show, placed.worst[:2]),
-            unit.show(placed.total_backward_traffic),
-            *map(worst.show, placed.worst[2:]),
-            style="bold" if placed is report.placed else None,
-        )
+    passes = {name: [getattr(each, name) for each in every] for name in DIRECTIONS}
+    # Totals share one unit and so do the busiest workers, so that rows compare at a glance.
+    moved = [*passes["forward"], *passes["backward"]]
+    unit = byte_unit(max(each.total for each in moved))
+    worst = byte_unit(max(max(each.sent, each.received) for each in moved))
+    columns: list[Column] = [
+        ("placement", [each.placement for each in every]),
+        ("\nimbalance", [f"{each.imbalance:.4f}" for each in every]),
+    ]
+    for name, moved in passes.items():
+        columns.append((f"{name}\n{unit.name}", [unit.show(each.total) for each in moved]))
+        if by_kind and name == "forward":
+            for kind, heading in enumerate(("Q", "K, V", "O")):
+                columns.append((f"\n{heading}", [unit.show(each.kinds[kind]) for each in moved]))
+        columns.append((f"busiest\nout {worst.name}", [worst.show(each.sent) for each in moved]))
+        columns.append(("\nin", [worst.show(each.received) for each in moved]))
+    table = _table("Placements of this pool", *columns, first="left")
+    table.rows[0].style = "bold"
     return table
 
 
@@ -159,52 +164,48 @@ def _print_summary(report: PlanReport, console: Console) -> None:
     placed, ulysses = report.placed, report.ulysses
     if report.ulysses_refused:
         console.print(report.ulysses_refused, highlight=False, markup=False)
+    home = imbalance(report.plan.home_load)
     baseline = f", with Ulysses {ulysses.imbalance:.4f}" if ulysses else ""
-    forward = _traffic(placed.total_traffic, *placed.worst[:2])
-    backward = _traffic(placed.total_backward_traffic, *placed.worst[2:])
     console.print(
-        f"Imbalance  at home {report.imbalance.home:.4f}{baseline}, "
-        f"planned [bold]{placed.imbalance:.4f}[/]",
-        f"Traffic    forward {forward}",
-        f"           backward {backward}",
+        f"Imbalance  at home {home:.4f}{baseline}, planned [bold]{placed.imbalance:.4f}[/]",
+        f"Traffic    forward {_moved(placed.forward)}",
+        f"           backward {_moved(placed.backward)}",
         f"Bound      {_bound(report)}",
-        f"Modelled   a layer forward {_modelled(report.modelled.forward)}",
-        f"           and backward {_modelled(report.modelled.backward)}",
+        f"Modelled   a layer forward {_modelled(report, 'forward')}",
+        f"           and backward {_modelled(report, 'backward')}",
         sep="\n",
         highlight=False,
     )
 
 
-def _traffic(total: int, worst_sent: int, worst_received: int) -> str:
+def _moved(moved: PassBytes) -> str:
     return (
-        f"[bold]{show_bytes(total)}[/]; the busiest worker sends "
-        f"{show_bytes(worst_sent)} and receives {show_bytes(worst_received)}"
+        f"[bold]{show_bytes(moved.total)}[/]; the busiest worker sends "
+        f"{show_bytes(moved.sent)} and receives {show_bytes(moved.received)}"
     )
 
 
 def _bound(report: PlanReport) -> str:
-    balance = f"a balance within {report.config.tolerance:g}"
-    if report.bound.ratio is None:
+    balance = f"a balance within {report.plan.config.tolerance:g}"
+    if report.bound_ratio is None:
         return f"none known: {balance} may cost no traffic"
     return (
-        f"{balance} costs at least {show_bytes(report.bound.traffic)} forward; "
-        f"this plan moves [bold]{report.bound.ratio:.2f}[/] times that"
+        f"{balance} costs at least {show_bytes(report.bound)} forward; "
+        f"this plan moves [bold]{report.bound_ratio:.2f}[/] times that"
     )
 
 
-def _modelled(line: PassReport) -> str:
-    compute, exposed = float(line.compute.max()), float(line.exposed.max())
-    text = (
-        f"[bold]{show_seconds(line.makespan)}[/]: compute {show_seconds(compute)}, "
-        f"exposed at worst {show_seconds(exposed)}"
+def _modelled(report: PlanReport, direction: Direction) -> str:
+    line, ulysses = getattr(report.lines, direction), report.ulysses_compute(direction)
+    baseline = "" if ulysses is None else f"; Ulysses computes {show_seconds(ulysses)}"
+    return (
+        f"[bold]{show_seconds(line.makespan)}[/]: compute {show_seconds(line.compute.max())}, "
+        f"exposed at worst {show_seconds(line.exposed.max())}{baseline}"
     )
-    if line.ulysses_compute is None:
-        return text
-    return f"{text}; Ulysses computes {show_seconds(line.ulysses_compute)}"
 
 
-def _table(title: str, headings: Sequence[str], *, first: str = "left") -> Table:
-    """A table without rows; all columns but the first are aligned to the right."""
+def _table(title: str, *columns: Column, first: Literal["left", "right"] = "right") -> Table:
+    """A table of these columns; all but the first are aligned to the right."""
     table = Table(
         title=title,
         title_justify="left",
@@ -213,20 +214,12 @@ def _table(title: str, headings: Sequence[str], *, first: str = "left") -> Table
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for column, heading in enumerate(headings):
-        left = column == 0 and first == "left"
-        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    for heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.columns[0].justify = first
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*row)
     return table
-
-
-def _bytes(kinds: IntArray, unit: ByteUnit, by_kind: bool) -> list[str]:
-    """Cells of one row's bytes, `kinds` [3]."""
-    return [unit.show(value) for value in (kinds if by_kind else [kinds.sum()])]
-
-
-def _kinds(moved: ByKind) -> IntArray:
-    """[kinds, workers]."""
-    return np.stack(list(moved.values()))
 
 
 def _relative(load: IntArray) -> NDArray[np.float64]:

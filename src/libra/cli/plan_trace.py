@@ -8,7 +8,7 @@ the forward pass.  The format is the Trace Event Format's JSON object form.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from libra.cost.attention_time import PoolTimelines
 from libra.cost.kernel_table import Direction
@@ -19,18 +19,6 @@ Event = dict[str, Any]
 
 COMPUTE, NETWORK = 0, 1
 _DECIMALS = 3  # of microseconds
-
-
-class _Span(NamedTuple):
-    """One piece of work or one exchange of a worker."""
-
-    kind: str
-    chunk: int | None
-    """None for the work that waits for no chunk."""
-    start: float
-    """Seconds from the start of the pass, as `end`."""
-    end: float
-    counts: dict[str, int]
 
 
 def plan_trace(lines: PoolTimelines, *, cp_size: int, about: dict[str, Any]) -> dict[str, Any]:
@@ -59,43 +47,41 @@ def _events(
 ) -> Iterator[Event]:
     """Complete events of a pass that begins at `begin` seconds."""
     prefix = "" if direction == "forward" else "backward "
-    moved = moved_bytes(traffic, direction)
-    for worker in range(len(line.local_end)):
-        for span in _spans(worker, line, traffic, moved):
-            # Both ends are rounded, so that neighbours touch and never overlap.
-            start, end = (
-                round((begin + float(at)) * 1e6, _DECIMALS) for at in (span.start, span.end)
-            )
-            if end > start:
-                chunk = {} if span.chunk is None else {"chunk": span.chunk}
-                yield {
-                    "name": f"{prefix}{span.kind} {'local' if span.chunk is None else span.chunk}",
-                    "cat": f"{span.kind},{direction}",
-                    "ph": "X",
-                    "pid": worker,
-                    "tid": COMPUTE if span.kind == "attend" else NETWORK,
-                    "ts": start,
-                    "dur": round(end - start, _DECIMALS),
-                    "args": chunk | span.counts,
-                }
+    for worker, kind, chunk, *ends, counts in _spans(direction, line, traffic):
+        # Both ends are rounded, so that neighbours touch and never overlap.
+        start, end = (round((begin + float(at)) * 1e6, _DECIMALS) for at in ends)
+        if end > start:
+            yield {
+                "name": f"{prefix}{kind} {'local' if chunk is None else chunk}",
+                "cat": f"{kind},{direction}",
+                "ph": "X",
+                "pid": worker,
+                "tid": COMPUTE if kind == "attend" else NETWORK,
+                "ts": start,
+                "dur": round(end - start, _DECIMALS),
+                "args": ({} if chunk is None else {"chunk": chunk}) | counts,
+            }
 
 
 def _spans(
-    worker: int, line: Timeline, traffic: PoolTraffic, moved: tuple[Any, Any]
-) -> Iterator[_Span]:
-    """Work and exchanges of a worker in one pass; `moved` are the bytes of both exchanges."""
-    pairs = int(traffic.local_pairs[worker])
-    yield _Span("attend", None, 0.0, line.local_end[worker], {"pairs": pairs})
-    for chunk, pairs in enumerate(traffic.pairs[worker].tolist()):
-        at = (worker, chunk)
-        yield _Span("attend", chunk, line.attend.start[at], line.attend.end[at], {"pairs": pairs})
-        # Row of the worker: bytes that it sends; its column: bytes that it receives.
-        dispatch, back = (
-            {
-                "bytes_sent": int(way[chunk, worker].sum()),
-                "bytes_received": int(way[chunk, :, worker].sum()),
-            }
-            for way in moved
-        )
-        yield _Span("dispatch", chunk, line.dispatch.start[at], line.dispatch.end[at], dispatch)
-        yield _Span("return", chunk, line.returns.start[at], line.returns.end[at], back)
+    direction: Direction, line: Timeline, traffic: PoolTraffic
+) -> Iterator[tuple[int, str, int | None, float, float, dict[str, int]]]:
+    """Work and exchanges of a pass: worker, kind, chunk (None for the work that waits for none),
+    start and end in seconds from the start of the pass, and counts.
+    """
+    dispatched, returned = moved_bytes(traffic, direction)
+    exchanges = (("dispatch", line.dispatch, dispatched), ("return", line.returns, returned))
+    for worker, chunks in enumerate(traffic.pairs.tolist()):
+        local = {"pairs": int(traffic.local_pairs[worker])}
+        yield worker, "attend", None, 0.0, line.local_end[worker], local
+        for chunk, pairs in enumerate(chunks):
+            start, end = (ends[worker, chunk] for ends in line.attend)
+            yield worker, "attend", chunk, start, end, {"pairs": pairs}
+            for kind, spans, moved in exchanges:
+                # Row of the worker: bytes that it sends; its column: bytes that it receives.
+                counts = {
+                    "bytes_sent": int(moved[chunk, worker].sum()),
+                    "bytes_received": int(moved[chunk, :, worker].sum()),
+                }
+                start, end = (ends[worker, chunk] for ends in spans)
+                yield worker, kind, chunk, start, end, counts

@@ -20,7 +20,7 @@ from libra.cost import CLUSTERS, AttentionTime, published_table
 def figures_of(packs: list[list[int]], *, cp_size: int, q: int = 8) -> PlanReport:
     tokens, cluster = packs[0][-1], CLUSTERS["h100"]
     lengths = np.concatenate([np.diff(pack) for pack in packs])
-    report, _ = report_plan(
+    return report_plan(
         choose_pool(lengths, tokens=tokens, global_batch=len(packs), pool_size=len(packs)),
         tokens=tokens,
         cp_size=cp_size,
@@ -28,7 +28,6 @@ def figures_of(packs: list[list[int]], *, cp_size: int, q: int = 8) -> PlanRepor
         heads=HeadShape(q=q, kv=q // 2, dim=8),
         attention=AttentionTime(cluster=cluster, table=published_table(cluster)),
     )
-    return report
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +54,13 @@ def test_steps_are_the_loads_and_cells_are_the_traffic(figures: PlanReport) -> N
     load = figures.placed.load / figures.placed.load.mean()
     after = [row["y"] for row in steps if row["series"] == "after (Libra, surplus)"]
     assert after == pytest.approx([*load, load[-1]])
-    moved = sum(figures.traffic.values())
+    moved = figures.plan.traffic.sum(axis=0)
     unit = byte_unit(moved.max()).bytes
     drawn = np.zeros(moved.shape)
     for cell in cells:
-        drawn[round(cell["y"] * figures.cp_size), round(cell["x"] * figures.cp_size)] = cell["sent"]
+        drawn[round(cell["y"] * figures.plan.cp_size), round(cell["x"] * figures.plan.cp_size)] = (
+            cell["sent"]
+        )
     assert drawn * unit == pytest.approx(moved)
 
 
