@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.corpus.request import CorpusError, IntArray, Request, check_rows
+from libra.corpus.request import Request
+from libra.data.lengths import IntArray, first_true
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
 _HEADER: Final = struct.Struct("<9sQBQQ")
@@ -46,38 +47,33 @@ def read_megatron(path: Path, request: Request) -> Iterator[IntArray]:
     """
     column = request.column or "documents"
     if column not in COLUMNS:
-        raise CorpusError(path, f"has no column {column!r}; choose one of {', '.join(COLUMNS)}")
-    index = _open_index(path)
-    _check_bin(index, path, request.chunk)
+        raise request.error(f"has no column {column!r}; choose one of {', '.join(COLUMNS)}")
+    index = _open_index(path, request)
+    _check_bin(index, path.with_suffix(".bin"), request)
     if column == "documents":
-        yield from _document_lengths(index, path, request.chunk)
+        yield from _document_lengths(index, request)
         return
-    for rows in _ranges(len(index.lengths), request.chunk):
-        yield check_rows(index.lengths[rows.start : rows.stop], path, rows, "sequence")
+    for rows in request.chunks(len(index.lengths)):
+        yield request.check_rows(index.lengths[rows.start : rows.stop], rows, "sequence")
 
 
-def _ranges(count: int, chunk: int) -> Iterator[range]:
-    return (range(first, min(first + chunk, count)) for first in range(0, count, chunk))
-
-
-def _open_index(path: Path) -> _Index:
+def _open_index(path: Path, request: Request) -> _Index:
     with path.open("rb") as file:
         head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or not head.startswith(MAGIC):
         old = " (TNTIDX is the older, unmapped kind)" if head.startswith(b"TNTIDX") else ""
-        raise CorpusError(path, f"is no Megatron index: it starts with {head[:9]!r}{old}")
+        raise request.error(f"is no Megatron index: it starts with {head[:9]!r}{old}")
     _, version, dtype, sequences, documents = _HEADER.unpack(head)
     if version != 1:
-        raise CorpusError(path, f"is a Megatron index of version {version}; only 1 is known")
+        raise request.error(f"is a Megatron index of version {version}; only 1 is known")
     if dtype not in _ITEM_BYTES:
-        raise CorpusError(path, f"names the unknown token type {dtype}; known are 1 to 8")
+        raise request.error(f"names the unknown token type {dtype}; known are 1 to 8")
     # The header decides the size of the file: any other means that it was cut short or damaged.
     size, end = path.stat().st_size, _HEADER.size + 12 * sequences + 8 * documents
     if size not in (end, end + sequences):  # with modes or without
-        raise CorpusError(
-            path,
+        raise request.error(
             f"has {size} bytes; its header says {sequences} sequences and {documents} document "
-            f"bounds, which take {end}: it is cut short or damaged",
+            f"bounds, which take {end}: it is cut short or damaged"
         )
     data = np.memmap(path, dtype=np.uint8, mode="r")
     # Cut the bytes into header, lengths, pointers, documents and modes.  Two sequences of one
@@ -87,24 +83,21 @@ def _open_index(path: Path) -> _Index:
     return _Index(lengths.view("<i4"), pointers.view("<i8"), bounds.view("<i8"), _ITEM_BYTES[dtype])
 
 
-def _check_bin(index: _Index, path: Path, chunk: int) -> None:
+def _check_bin(index: _Index, data: Path, request: Request) -> None:
     """CorpusError where the `.bin` is there and does not hold all of a sequence."""
-    data = path.with_suffix(".bin")
     if not data.is_file():
         return
     size = data.stat().st_size
-    for rows in _ranges(len(index.lengths), chunk):
+    for rows in request.chunks(len(index.lengths)):
         starts = index.pointers[rows.start : rows.stop]
         lengths = index.lengths[rows.start : rows.stop].astype(np.int64)
         ends = starts + lengths * index.item_bytes
-        wrong = np.flatnonzero((starts < 0) | (ends > size))
-        if len(wrong):
-            i = int(wrong[0])
+        if (i := first_true((starts < 0) | (ends > size))) is not None:
             problem = f"lies at bytes {starts[i]} to {ends[i]} of {data.name}, which has {size}"
-            raise CorpusError(path, problem, rows[i], "sequence")
+            raise request.error(problem, rows[i], "sequence")
 
 
-def _document_lengths(index: _Index, path: Path, chunk: int) -> Iterator[IntArray]:
+def _document_lengths(index: _Index, request: Request) -> Iterator[IntArray]:
     """Sums over the sequences of each document.
 
     Documents must start at sequence 0, hold at least one sequence each, and leave none over.
@@ -112,24 +105,20 @@ def _document_lengths(index: _Index, path: Path, chunk: int) -> Iterator[IntArra
     sequences = len(index.lengths)
     done = int(index.bounds[0]) if len(index.bounds) else 0
     if done:
-        raise CorpusError(path, f"starts its documents at sequence {done}, not 0")
-    for rows in _ranges(len(index.bounds) - 1, chunk):
+        raise request.error(f"starts its documents at sequence {done}, not 0")
+    for rows in request.chunks(len(index.bounds) - 1):
         bounds = index.bounds[rows.start : rows.stop + 1]
-        wrong = np.flatnonzero((np.diff(bounds) < 1) | (bounds[1:] > sequences))
-        if len(wrong):
-            i = int(wrong[0])
+        if (i := first_true((np.diff(bounds) < 1) | (bounds[1:] > sequences))) is not None:
             problem = f"has the sequences {bounds[i]} to {bounds[i + 1]} of {sequences}"
-            raise CorpusError(path, f"{problem}: none, or not there", rows[i], "document")
+            raise request.error(f"{problem}: none, or not there", rows[i], "document")
         first, done = int(bounds[0]), int(bounds[-1])
         lengths = index.lengths[first:done].astype(np.int64)
-        if lengths.min() < 0:
-            i = int(np.argmax(lengths < 0))
-            raise CorpusError(path, f"{lengths[i]} is no length", first + i, "sequence")
+        if (i := first_true(lengths < 0)) is not None:
+            raise request.error(f"{lengths[i]} is no length", first + i, "sequence")
         # Bounds 0 2 5 and lengths 3 4 1 1 1 give 7 3.
-        yield check_rows(np.add.reduceat(lengths, bounds[:-1] - first), path, rows, "document")
+        yield request.check_rows(np.add.reduceat(lengths, bounds[:-1] - first), rows, "document")
     if done != sequences:
-        raise CorpusError(
-            path,
+        raise request.error(
             f"has {sequences} sequences, of which its documents hold only {done}; it may be "
-            "damaged (column='sequences' reads the sequences themselves)",
+            "damaged (column='sequences' reads the sequences themselves)"
         )

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import gzip
-import io
 import re
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from libra.corpus import arrow, megatron, text
-from libra.corpus.request import CorpusError, IntArray, Request
-from libra.data.lengths import check_count
+from libra.corpus.request import CorpusError, Request
+from libra.data.lengths import IntArray, check_choice, check_count
 
 Format = Literal["npy", "text", "jsonl", "parquet", "arrow", "megatron", "huggingface"]
 
@@ -25,34 +26,29 @@ STDIN: Final = "-"
 STDIN_NAME: Final = "standard input"
 MDS_INDEX: Final = "index.json"
 
-_STREAMS: Final[dict[str, Callable[[BinaryIO, str, Request], Iterator[IntArray]]]] = {
-    "npy": text.read_npy,
-    "text": text.read_text,
-    "jsonl": text.read_jsonl,
+
+class _Reader(NamedTuple):
+    """How a format is read, and by which names and first bytes it is recognised."""
+
+    read: Callable[[Any, Request], Iterator[IntArray]]
+    """From a stream for the formats of `_STREAMED`, else from a path, to chunks of lengths."""
+    suffixes: tuple[str, ...] = ()
+    magics: tuple[bytes, ...] = ()
+
+
+_READERS: Final[dict[Format, _Reader]] = {
+    "npy": _Reader(text.read_npy, (".npy",), (b"\x93NUMPY",)),
+    "text": _Reader(text.read_text, (".txt",)),
+    "jsonl": _Reader(text.read_jsonl, (".jsonl", ".ndjson")),
+    "parquet": _Reader(arrow.read_parquet, (".parquet",), (b"PAR1",)),
+    "arrow": _Reader(
+        arrow.read_arrow, (".arrow", ".feather"), (arrow.FILE_MAGIC, b"\xff\xff\xff\xff")
+    ),
+    "megatron": _Reader(megatron.read_megatron, (".idx",), (megatron.MAGIC,)),
+    "huggingface": _Reader(arrow.read_saved_dataset),
 }
-_FILES: Final[dict[str, Callable[[Path, Request], Iterator[IntArray]]]] = {
-    "parquet": arrow.read_parquet,
-    "arrow": arrow.read_arrow,
-    "megatron": megatron.read_megatron,
-    "huggingface": arrow.read_saved_dataset,
-}
-_SUFFIXES: Final[dict[str, Format]] = {
-    ".npy": "npy",
-    ".txt": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".idx": "megatron",
-}
-_MAGICS: Final[dict[bytes, Format]] = {
-    text.NPY_MAGIC: "npy",
-    arrow.PARQUET_MAGIC: "parquet",
-    arrow.ARROW_MAGIC: "arrow",
-    arrow.STREAM_MAGIC: "arrow",
-    megatron.MAGIC: "megatron",
-}
+_STREAMED: Final = ("npy", "text", "jsonl")
+"""Formats that are read in order, as from a pipe; others have a footer or an index."""
 _GZIP: Final = b"\x1f\x8b"
 _UNREAD: Final = {
     b"PK\x03\x04": "a zip archive (.npz?); save the lengths as one .npy",
@@ -60,7 +56,7 @@ _UNREAD: Final = {
     b"BZh": "compressed by bzip2; pipe it in: bzip2 -dc FILE | ... -",
     b"\xfd7zXZ": "compressed by xz; pipe it in: xz -dc FILE | ... -",
 }
-_SHARD_OF: Final = re.compile(r"(.*?)(\d+)-of-(\d+)(.*)")
+_SHARD_OF: Final = re.compile(r"(.*?)\d+-of-(\d+)(.*)")
 
 
 def read_lengths(
@@ -92,11 +88,11 @@ def read_lengths(
     short or incomplete, and a corpus without a sample; MissingPackageError where pyarrow is needed.
     """
     check_count("chunk", chunk)
-    if format is not None and format not in get_args(Format):
-        known = ", ".join(map(repr, get_args(Format)))
-        raise ValueError(f"format is {format!r}; choose one of {known}")
-    request = Request(column=column, tokenizer=tokenizer, chunk=chunk)
-    return _whole(None if str(source) == STDIN else Path(source), format, request)
+    if format is not None:
+        check_choice("format", format, get_args(Format))
+    path = None if str(source) == STDIN else Path(source)
+    request = Request(file=path or STDIN_NAME, column=column, tokenizer=tokenizer, chunk=chunk)
+    return _whole(path, format, request)
 
 
 def load_lengths(
@@ -114,33 +110,28 @@ def load_lengths(
 
 def _whole(path: Path | None, format: Format | None, request: Request) -> Iterator[IntArray]:
     """Chunks without empty ones, none too large; errors of the system as CorpusError."""
-    name, samples = _name(path), 0
+    samples = 0
     try:
         described = (arrow.STATE, MDS_INDEX) if format in (None, "huggingface") else ()
         if path is not None and (path.is_dir() or path.name in described):
-            chunks = _read_folder(path, format, request)
+            chunks = _read_folder(path if path.is_dir() else path.parent, format, request)
         else:
             chunks = _read_file(path, format, request)
         for lengths in chunks:
             samples += len(lengths)
-            for first in range(0, len(lengths), request.chunk):
-                yield lengths[first : first + request.chunk]
+            for rows in request.chunks(len(lengths)):
+                yield lengths[rows.start : rows.stop]
     except (EOFError, zlib.error) as error:
-        raise CorpusError(name, f"is cut short: {error}") from error
+        raise request.error(f"is cut short: {error}") from error
     except OSError as error:
-        file = error.filename or name
+        file = error.filename or request.file
         raise CorpusError(file, f"cannot be read: {error.strerror or error}") from error
     if not samples:
-        raise CorpusError(name, "holds no sample length")
+        raise request.error("holds no sample length")
 
 
-def _name(path: Path | None) -> str:
-    return STDIN_NAME if path is None else str(path)
-
-
-def _read_folder(path: Path, format: Format | None, request: Request) -> Iterator[IntArray]:
+def _read_folder(folder: Path, format: Format | None, request: Request) -> Iterator[IntArray]:
     """A dataset that its folder describes, or shards of one format."""
-    folder = path if path.is_dir() else path.parent
     if format == "huggingface" or (format is None and (folder / arrow.STATE).exists()):
         return arrow.read_saved_dataset(folder, request)
     if format is None and (folder / MDS_INDEX).exists():
@@ -152,68 +143,57 @@ def _read_folder(path: Path, format: Format | None, request: Request) -> Iterato
     if format is None and (folder / arrow.SPLITS).exists():
         raise arrow.refuse_splits(folder)
     shards = _shards(folder, format)
-    return chain.from_iterable(_read_file(shard, format, request) for shard in shards)
+    return chain.from_iterable(
+        _read_file(shard, format, replace(request, file=shard)) for shard in shards
+    )
 
 
 def _read_file(path: Path | None, format: Format | None, request: Request) -> Iterator[IntArray]:
     """One file, or standard input where `path` is None."""
-    found = format
-    # Text and arrays are read from a stream; formats with a footer or an index need the file.
-    if path is None or found not in _FILES:
+    if path is None or format is None or format in _STREAMED:
         with _open_stream(path) as stream:
-            found = found or _detect(stream.peek(), _name(path))
-            if found in _STREAMS:
-                yield from _STREAMS[found](cast(BinaryIO, stream), _name(path), request)
+            format = format or _detect(stream.peek(1), request)
+            if format in _STREAMED:
+                yield from _READERS[format].read(stream, request)
                 return
     if path is None:
-        raise CorpusError(STDIN_NAME, f"is {found}, which can be read from a file only")
-    yield from _FILES[found](path, request)
-
-
-class _Borrowed(io.BufferedReader):
-    """A buffer over a stream that stays open when the buffer is closed or freed."""
-
-    def close(self) -> None:
-        pass
+        raise request.error(f"is {format}, which can be read from a file only")
+    yield from _READERS[format].read(path, request)
 
 
 @contextmanager
-def _open_stream(path: Path | None) -> Iterator[io.BufferedReader]:
+def _open_stream(path: Path | None) -> Iterator[Any]:
     """Bytes of a file or of standard input, unzipped; `peek` shows the first of them."""
-    source = cast(BinaryIO, sys.stdin.buffer) if path is None else path.open("rb")
+    stream: Any = sys.stdin.buffer if path is None else path.open("rb", buffering=1 << 20)
     try:
-        stream = _Borrowed(cast(io.RawIOBase, source), 1 << 20)
         # A pipe cannot be rewound: peeked bytes stay in the buffer.
-        if stream.peek().startswith(_GZIP):
-            unzipped = gzip.GzipFile(fileobj=cast(BinaryIO, stream))
-            stream = _Borrowed(cast(io.RawIOBase, unzipped), 1 << 20)
-        yield stream
+        zipped = stream.peek(len(_GZIP)).startswith(_GZIP)
+        yield gzip.GzipFile(fileobj=stream) if zipped else stream
     finally:
         if path is not None:
-            source.close()
+            stream.close()
 
 
-def _detect(head: bytes, name: str) -> Format:
+def _detect(head: bytes, request: Request) -> Format:
     """The format of a file that starts with `head`.
 
     Content counts before the name: an array is read whatever its file is called, and a name that
     promises a binary format leads to that format's reader, which says what is wrong.
     """
-    for magic, known in _MAGICS.items():
-        if head.startswith(magic):
-            return known
+    for format, reader in _READERS.items():
+        if head.startswith(reader.magics):
+            return format
     for magic, problem in _UNREAD.items():
         if head.startswith(magic):
-            raise CorpusError(name, f"is {problem}")
-    by_name = _format_of(Path(name))
-    if by_name is not None:
-        return by_name
-    return "jsonl" if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") else "text"
+            raise request.error(f"is {problem}")
+    is_object = head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+    return _format_of(Path(request.file)) or ("jsonl" if is_object else "text")
 
 
 def _format_of(file: Path) -> Format | None:
     """The format that a file's name promises."""
-    return _SUFFIXES.get(Path(file.name.removesuffix(".gz")).suffix)
+    suffix = Path(file.name.removesuffix(".gz")).suffix
+    return next((name for name, reader in _READERS.items() if suffix in reader.suffixes), None)
 
 
 def _shards(folder: Path, format: Format | None) -> list[Path]:
@@ -226,48 +206,29 @@ def _shards(folder: Path, format: Format | None) -> list[Path]:
     kinds: dict[Format, list[Path]] = {}
     for file in sorted(folder.iterdir()):
         kind = _format_of(file)
-        if (
-            kind is not None
-            and kind == (format or kind)
-            and file.is_file()
-            and not file.name.startswith(".")
-        ):
+        if kind and format in (None, kind) and file.is_file() and not file.name.startswith("."):
             kinds.setdefault(kind, []).append(file)
     if not kinds:
-        suffixes = [suffix for suffix, kind in _SUFFIXES.items() if format in (None, kind)]
-        problem = f"holds no file that ends in {', '.join(suffixes)}"
-        if format is None:
-            problem = (
-                f"is a folder with neither {arrow.STATE} (Hugging Face) nor files that end in "
-                f"{', '.join(suffixes)}; name a file of sample lengths"
-            )
-        raise CorpusError(folder, problem)
+        read = [reader for name, reader in _READERS.items() if format in (None, name)]
+        endings = ", ".join(suffix for reader in read for suffix in reader.suffixes)
+        if format is not None:
+            raise CorpusError(folder, f"holds no file that ends in {endings}")
+        problem = f"is a folder with neither {arrow.STATE} (Hugging Face) nor files that end in"
+        raise CorpusError(folder, f"{problem} {endings}; name a file of sample lengths")
     # Reading only some of the files would lose samples without a word.
     if len(kinds) > 1:
         first = ", ".join(files[0].name for files in kinds.values())
-        raise CorpusError(
-            folder, f"is a folder that mixes formats ({first}); name one file, or give the format"
-        )
+        problem = f"is a folder that mixes formats ({first}); name one file, or give the format"
+        raise CorpusError(folder, problem)
     (files,) = kinds.values()
-    _check_complete(folder, files)
-    return files
-
-
-def _check_complete(folder: Path, files: list[Path]) -> None:
-    """CorpusError for shards whose names say that others are missing, and for cache files."""
-    # For each series, as in train-00001-of-00004.parquet, the numbers that are there.
-    series: dict[tuple[str, str, str], set[int]] = {}
     for file in files:
         if file.name.startswith("cache-"):
-            raise CorpusError(
-                folder,
-                f"is a cache of Hugging Face datasets ({file.name}); give what save_to_disk wrote",
-            )
-        if found := _SHARD_OF.fullmatch(file.name):
-            before, number, total, after = found.groups()
-            series.setdefault((before, total, after), set()).add(int(number))
+            problem = f"is a cache of Hugging Face datasets ({file.name}); give what"
+            raise CorpusError(folder, f"{problem} save_to_disk wrote")
+    # For each series, as of train-00001-of-00004.parquet, the number of its files that are there.
+    series = Counter(found.groups() for file in files if (found := _SHARD_OF.fullmatch(file.name)))
     for (before, total, after), there in series.items():
-        if len(there) < int(total):
-            raise CorpusError(
-                folder, f"holds {len(there)} of the {int(total)} files {before}*-of-{total}{after}"
-            )
+        if there < int(total):
+            problem = f"holds {there} of the {int(total)} files {before}*-of-{total}{after}"
+            raise CorpusError(folder, problem)
+    return files

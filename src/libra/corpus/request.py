@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -10,9 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.data.lengths import MAX_LENGTH
-
-IntArray = NDArray[np.int64]
+from libra.data.lengths import MAX_LENGTH, IntArray, first_true
 
 LENGTH_COLUMNS: Final = ("length", "lengths", "num_tokens", "n_tokens", "token_count", "seq_len")
 TOKEN_COLUMNS: Final = ("input_ids", "tokens")
@@ -30,8 +28,7 @@ class CorpusError(ValueError):
         self, file: Path | str, problem: str, row: int | None = None, unit: str = "row"
     ) -> None:
         super().__init__(file, problem, row, unit)  # all arguments, so that it can be pickled
-        self.file = str(file)
-        self.row = row
+        self.file, self.row = str(file), row
         self._text = f"{file} {problem}" if row is None else f"{file}, {unit} {row}: {problem}"
 
     def __str__(self) -> str:
@@ -40,8 +37,10 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The options of `read_lengths` that every reader gets."""
+    """A file, and the options of `read_lengths` that every reader gets."""
 
+    file: Path | str
+    """The file that is read; STDIN_NAME for standard input."""
     column: str | None = None
     """Column or key of the lengths, token lists or texts; None to look for a usual name."""
     tokenizer: object = None
@@ -49,55 +48,53 @@ class Request:
     chunk: int = 1 << 20
     """Most rows read at a time."""
 
+    def error(self, problem: str, row: int | None = None, unit: str = "row") -> CorpusError:
+        """The error that names this file, and the row where there is one."""
+        return CorpusError(self.file, problem, row, unit)
 
-def choose_column(request: Request, names: Iterable[str], file: Path | str) -> str:
-    """The column to read: the requested one, else the first usual name that is there.
+    def chunks(self, rows: int) -> Iterator[range]:
+        """Numbers of the rows that are read at a time: of 5 rows, two at a time, 0 1, 2 3, 4."""
+        return (range(rows)[i : i + self.chunk] for i in range(0, rows, self.chunk))
 
-    Usual names are lengths, then token lists; texts come first where a tokenizer is given and
-    aren't looked for otherwise.  Raises CorpusError where there is none.
-    """
-    present = list(names)
-    listed = ", ".join(map(repr, present[:20])) + (", ..." if len(present) > 20 else "")
-    if request.column in present:
-        return request.column
-    if request.column is not None:
-        problem = f"has no column {request.column!r}; it has {listed or 'no column'}"
-        raise CorpusError(file, problem)
-    usual = [*LENGTH_COLUMNS, *TOKEN_COLUMNS]
-    more = ", or a text column and a tokenizer"
-    if request.tokenizer is not None:
-        usual, more = [*TEXT_COLUMNS, *usual], ""
-    for name in usual:
-        if name in present:
-            return name
-    raise CorpusError(
-        file,
-        f"has none of the usual columns {', '.join(usual)}; name one of {listed or 'no column'} as "
-        f"the column of lengths or token lists{more}",
-    )
+    def choose_column(self, names: Iterable[str], line: int | None = None) -> str:
+        """The column to read: the requested one, else the first usual name that is there.
 
+        Usual names are lengths, then token lists; texts come first where a tokenizer is given and
+        aren't looked for otherwise.  Raises CorpusError where there is none; `line` says where
+        the names were read.
+        """
+        file = self.file if line is None else f"{self.file}, line {line},"
+        present = list(names)
+        listed = ", ".join(map(repr, present[:20])) + (", ..." if len(present) > 20 else "")
+        listed = listed or "no column"
+        texts = () if self.tokenizer is None else TEXT_COLUMNS
+        usual = [*texts, *LENGTH_COLUMNS, *TOKEN_COLUMNS]
+        for name in usual if self.column is None else [self.column]:
+            if name in present:
+                return name
+        if self.column is not None:
+            raise CorpusError(file, f"has no column {self.column!r}; it has {listed}")
+        problem = f"has none of the usual columns {', '.join(usual)}; name one of {listed}"
+        more = ", or a text column and a tokenizer" if self.tokenizer is None else ""
+        raise CorpusError(file, f"{problem} as the column of lengths or token lists{more}")
 
-def check_rows(
-    values: NDArray[Any], file: Path | str, rows: Sequence[int], unit: str = "row"
-) -> IntArray:
-    """Lengths from a file as int64 [rows]; `rows[i]` is the file's number of values[i].
+    def check_rows(self, values: NDArray[Any], rows: Sequence[int], unit: str = "row") -> IntArray:
+        """Lengths from the file as int64 [rows]; `rows[i]` is the file's number of values[i].
 
-    Raises CorpusError for the first that is not an integer in [1, 2^31].  An object array holds
-    Python integers of any size.
-    """
-    if not len(values):
-        return np.empty(0, dtype=np.int64)
-    if values.dtype.kind not in "iuO":
-        whole = values == np.floor(values) if values.dtype.kind == "f" else np.zeros(1, bool)
-        i = int(np.argmin(whole))  # the first NaN or fraction; else only the type is wrong
-        shown = show(values[i : i + 1].tolist()[0])
-        raise CorpusError(file, f"{shown} ({values.dtype}) is no integer", rows[i], unit)
-    wrong = np.flatnonzero((values < 1) | (values > MAX_LENGTH))
-    if len(wrong):
-        i = int(wrong[0])
-        problem = f"{show(values.tolist()[i])} is no length; a sample has 1 to 2^31 tokens"
-        raise CorpusError(file, problem, rows[i], unit)
-    return values.astype(np.int64, copy=False)
+        Raises CorpusError for the first that is not an integer in [1, 2^31].  An object array
+        holds Python integers of any size.
+        """
+        if not len(values):
+            return np.empty(0, dtype=np.int64)
+        if values.dtype.kind not in "iuO":
+            whole = values == np.floor(values) if values.dtype.kind == "f" else np.zeros(1, bool)
+            wrong = int(np.argmin(whole))  # the first NaN or fraction; else only the type is wrong
+            problem = f"{show(values[wrong].item())} ({values.dtype}) is no integer"
+            raise self.error(problem, rows[wrong], unit)
+        if (i := first_true((values < 1) | (values > MAX_LENGTH))) is not None:
+            problem = f"{show(values.tolist()[i])} is no length; a sample has 1 to 2^31 tokens"
+            raise self.error(problem, rows[i], unit)
+        return values.astype(np.int64, copy=False)
 
 
 def show(value: object) -> str:

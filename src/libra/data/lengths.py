@@ -74,10 +74,8 @@ def check_lengths(lengths: ArrayLike, *, name: str = "lengths") -> IntArray:
     bools, strings) or not in [1, 2^31].
     """
     array = _integers(lengths, name)
-    wrong = np.flatnonzero((array < 1) | (array > MAX_LENGTH))
-    if len(wrong):
-        value = int(array[wrong[0]])
-        raise ValueError(f"{name}[{wrong[0]}] is {value}; a sample has 1 to 2^31 tokens")
+    if (i := first_true((array < 1) | (array > MAX_LENGTH))) is not None:
+        raise ValueError(f"{name}[{i}] is {array[i]}; a sample has 1 to 2^31 tokens")
     return array
 
 
@@ -94,9 +92,7 @@ def check_cu_seqlens(cu_seqlens: ArrayLike, *, tokens: int | None = None) -> Int
     if bounds[0] != 0:
         raise ValueError(f"cu_seqlens starts at {bounds[0]}; it must start at 0")
     steps = np.diff(bounds)
-    wrong = np.flatnonzero(steps < 0)
-    if len(wrong):
-        i = int(wrong[0])
+    if (i := first_true(steps < 0)) is not None:
         raise ValueError(
             f"cu_seqlens falls from {bounds[i]} to {bounds[i + 1]} at index {i + 1}: sample {i} "
             f"would have {steps[i]} tokens; bounds must ascend"
@@ -108,6 +104,11 @@ def check_cu_seqlens(cu_seqlens: ArrayLike, *, tokens: int | None = None) -> Int
         raise ValueError(f"cu_seqlens ends at {end}; a pack has at most 2^31 tokens")
     strict: IntArray = bounds[np.append(True, steps > 0)]
     return strict
+
+
+def first_true(flags: NDArray[np.bool_]) -> int | None:
+    """Index of the first flag that is set, such as that of the first wrong value; None for none."""
+    return int(flags.argmax()) if flags.any() else None
 
 
 def check_count(name: str, value: object, *, least: int = 1) -> int:
@@ -140,11 +141,8 @@ def check_workloads(workloads: ArrayLike) -> Loads:
         weights = array.astype(np.float64, copy=False)
     else:
         weights = _as_int64(array, "workloads")
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-    if len(wrong):
-        raise ValueError(
-            f"workloads[{wrong[0]}] is {weights[wrong[0]]}; a workload must be finite and >= 0"
-        )
+    if (i := first_true(~(np.isfinite(weights) & (weights >= 0)))) is not None:
+        raise ValueError(f"workloads[{i}] is {weights[i]}; a workload must be finite and >= 0")
     return weights
 
 

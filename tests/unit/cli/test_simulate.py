@@ -171,8 +171,8 @@ def test_standard_input_is_a_corpus_too(
     folder: Path, simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = np.load(folder / "lengths.npy")
-    text = io.TextIOWrapper(io.BytesIO("\n".join(map(str, lengths)).encode()))
-    monkeypatch.setattr("sys.stdin", text)
+    content = io.BytesIO("\n".join(map(str, lengths)).encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(content)))
     arguments = command(folder, "piped.json")
     arguments[1] = "-"
     assert main(arguments[:-2]) == 0

@@ -139,7 +139,7 @@ def test_standard_input_is_told_by_what_it_holds(
     content: bytes, zipped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = gzip.compress(content) if zipped else content
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(data))))
     assert load_lengths("-").tolist() == [3, 4]
 
 
@@ -154,7 +154,7 @@ def test_standard_input_is_told_by_what_it_holds(
 def test_errors_of_standard_input_name_it(
     content: bytes, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(content))))
     with pytest.raises(CorpusError, match=message):
         load_lengths("-")
 

@@ -6,15 +6,15 @@ import pickle
 
 import pytest
 
-from libra.corpus.request import CorpusError, Request, choose_column
+from libra.corpus.request import CorpusError, Request
 
 
 def test_lengths_come_before_tokens_and_texts_first_with_a_tokenizer() -> None:
     names = ["id", "text", "input_ids", "num_tokens"]
-    assert choose_column(Request(), names, "corpus") == "num_tokens"
-    assert choose_column(Request(), names[:3], "corpus") == "input_ids"
-    assert choose_column(Request(tokenizer=str.split), names, "corpus") == "text"
-    assert choose_column(Request(column="id"), names, "corpus") == "id"
+    assert Request(file="corpus").choose_column(names) == "num_tokens"
+    assert Request(file="corpus").choose_column(names[:3]) == "input_ids"
+    assert Request(file="corpus", tokenizer=str.split).choose_column(names) == "text"
+    assert Request(file="corpus", column="id").choose_column(names) == "id"
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_lengths_come_before_tokens_and_texts_first_with_a_tokenizer() -> None:
 )
 def test_unknown_columns_are_named_with_those_there_are(column: str | None, message: str) -> None:
     with pytest.raises(CorpusError, match=message):
-        choose_column(Request(column=column), ["id", "words"], "corpus")
+        Request(file="corpus", column=column).choose_column(["id", "words"])
 
 
 def test_an_error_survives_the_way_between_processes() -> None:

@@ -63,7 +63,11 @@ def test_text_is_read_in_chunks_whatever_parts_the_integers(
 ) -> None:
     path = tmp_path / "lengths"
     path.write_bytes(between.join(map(str, lengths)).encode())
-    assert np.concatenate(list(read_lengths(path, chunk=chunk))).tolist() == lengths
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("libra.corpus.text._BLOCK", 20 + chunk)
+        chunks = list(read_lengths(path, chunk=chunk))
+    assert all(1 <= len(c) <= chunk for c in chunks)
+    assert np.concatenate(chunks).tolist() == lengths
 
 
 @given(lists, st.integers(1, 60))
@@ -85,11 +89,13 @@ def test_blank_lines_and_comments_mean_nothing_in_text(tmp_path: Path) -> None:
     assert read(tmp_path, b"\xef\xbb\xbf3\r\n4\r\n") == [3, 4]
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 1000])
-def test_a_comment_is_no_number_wherever_a_chunk_ends(tmp_path: Path, chunk: int) -> None:
-    path = tmp_path / "lengths"
-    path.write_text("1 2 # " + "3 " * 50 + "\n4\n" + "# 5 6 7 8\n" * 20 + "9")
-    assert np.concatenate(list(read_lengths(path, chunk=chunk))).tolist() == [1, 2, 4, 9]
+@pytest.mark.parametrize("block", [8, 9, 16, 1000])
+def test_a_comment_is_no_number_wherever_a_block_ends(
+    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libra.corpus.text._BLOCK", block)
+    text = "1 2 # " + "3 " * 50 + "\n4\n" + "# 5 6 7 8\n" * 20 + "9"
+    assert read(tmp_path, text.encode()) == [1, 2, 4, 9]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1 << 20])
