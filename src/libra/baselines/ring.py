@@ -34,7 +34,7 @@ from libra.runtime.all_to_all import Transfer
 from libra.runtime.inputs import find_problem, head_shape
 from libra.runtime.kernels import kernel_for
 from libra.runtime.kernels.interface import Buffers, Grads, Kernel
-from libra.runtime.kernels.packed import Rows, lse_index, make_rows
+from libra.runtime.kernels.packed import Rows, lse_index, query_rows
 from libra.runtime.torch_private import stage
 
 
@@ -132,12 +132,12 @@ def _prepare(
 
 
 def _prepare_call(call: AttentionCall, kernel: Kernel, device: torch.device) -> _Call:
-    lse_start = (np.cumsum(call.q_len) - call.q_len) * call.heads
-    index = lse_index(lse_start, call.q_len, call.heads, device)
+    every = np.arange(len(call))
+    index = lse_index(call, every, device)
     return _Call(
         prepared=kernel.prepare(call, device),
         lse_size=call.lse_size,
-        rows=make_rows(call.q_start, call.q_len, call.q_head, call.heads, device),
+        rows=query_rows(call, every, device),
         lse_index=index.view(call.heads, -1).T,
     )
 

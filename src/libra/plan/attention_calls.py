@@ -77,6 +77,13 @@ class AttentionCall:
         """Elements of the flat LSE: segment-major, then head, then row."""
         return int(self.q_len.sum()) * self.heads
 
+    @property
+    def pairs(self) -> int:
+        """Query-key pairs of all segments, times heads."""
+        first = self.k_len - self.q_len
+        pairs = causal_pairs(first, self.k_len) if self.causal else self.q_len * self.k_len
+        return int(pairs.sum()) * self.heads
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolSegments:

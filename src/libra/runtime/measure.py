@@ -7,7 +7,6 @@ Each time is the median of repeats after warm-up, with the device idle before an
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -87,18 +86,9 @@ def attention_seconds(
 
     Every segment has keys of its own.  Key and value heads have `dim` elements.
     """
-    starts = np.arange(count, dtype=np.int64)
-    first, each = np.zeros_like(starts), np.ones_like(starts)
-    call = AttentionCall(
-        q_start=starts * q_len,
-        q_len=each * q_len,
-        k_start=starts * k_len,
-        k_len=each * k_len,
-        q_head=first,
-        kv_head=first,
-        heads=heads,
-        kv_heads=kv_heads,
-    )
+    segment, zero = np.arange(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    queries, keys = (segment * q_len, zero + q_len), (segment * k_len, zero + k_len)
+    call = AttentionCall(*queries, *keys, zero, zero, heads, kv_heads)
     device, kernel = machine.device, machine.kernel
     draw = torch.Generator(device=device).manual_seed(0)
 
@@ -129,20 +119,22 @@ def matmul_rate(machine: Machine, size: int, *, repeats: Repeats) -> float:
 
 def median_seconds(call: Callable[[], object], device: torch.device, repeats: Repeats) -> float:
     """Median of the timed repeats of `call`."""
-    synchronise(device)
-    begin = time.perf_counter()
-    for _ in range(repeats.warm_up):
-        call()
-        synchronise(device)
-        if time.perf_counter() - begin >= repeats.seconds:
-            break
     watch, times = Stopwatch(), list[float]()
-    while len(times) < repeats.most:
-        if len(times) >= repeats.least and sum(times) >= repeats.seconds:
-            break
+
+    def seconds() -> float:
         watch.start(device)
         call()
         watch.stop()
         synchronise(device)
-        times.append(watch.total())
+        return watch.total()
+
+    synchronise(device)
+    spent = 0.0
+    for _ in range(repeats.warm_up):
+        if (spent := spent + seconds()) >= repeats.seconds:
+            break
+    while len(times) < repeats.most:
+        if len(times) >= repeats.least and sum(times) >= repeats.seconds:
+            break
+        times.append(seconds())
     return statistics.median(times)

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from libra.data.lengths import causal_pairs
 from libra.plan.attention_calls import AttentionCall
 from libra.runtime.kernels.interface import Buffers, Grads, Kernel
 
@@ -79,28 +78,27 @@ class TimedKernel:
 
     def prepare(self, call: AttentionCall, device: torch.device) -> tuple[int, Any]:
         """The kernel's own preparation, with the pairs of the call."""
-        pairs = call.q_len * call.k_len
-        if call.causal:
-            pairs = causal_pairs(call.k_len - call.q_len, call.k_len)
-        return int(pairs.sum()) * call.heads, self._kernel.prepare(call, device)
+        return call.pairs, self._kernel.prepare(call, device)
 
     def forward(self, prepared: tuple[int, Any], buffers: Buffers, scale: float) -> None:
         """The kernel's forward, timed."""
-        pairs, inner = prepared
-        self.watch.start(buffers.q.device)
-        self._kernel.forward(inner, buffers, scale)
-        self.watch.stop(pairs)
+        self._timed(self._kernel.forward, prepared, buffers, scale)
 
     def backward(
         self, prepared: tuple[int, Any], buffers: Buffers, grads: Grads, scale: float
     ) -> None:
         """The kernel's backward, timed if asked for."""
+        if self._backward:
+            self._timed(self._kernel.backward, prepared, buffers, grads, scale)
+        else:
+            self._kernel.backward(prepared[1], buffers, grads, scale)
+
+    def _timed(
+        self, run: Callable[..., None], prepared: tuple[int, Any], buffers: Buffers, *rest: Any
+    ) -> None:
         pairs, inner = prepared
-        if not self._backward:
-            self._kernel.backward(inner, buffers, grads, scale)
-            return
         self.watch.start(buffers.q.device)
-        self._kernel.backward(inner, buffers, grads, scale)
+        run(inner, buffers, *rest)
         self.watch.stop(pairs)
 
 
@@ -112,8 +110,7 @@ class SpeedMeter:
 
     def __init__(self) -> None:
         self._watch = Stopwatch()
-        self._pairs = 0.0
-        self._seconds = 0.0
+        self._pairs, self._seconds = 0.0, 0.0
 
     def timed(self, kernel: Kernel) -> TimedKernel:
         """`kernel`, measured by this meter."""

@@ -12,8 +12,8 @@ from benchmarks.gpu.correctness import LIMITS, cases, check_kernel
 from benchmarks.gpu.stopwatch import Stopwatch
 from benchmarks.gpu_check import SEGMENTS, Args, main, problems
 from libra.cost.table_file import read_kernel_table
-from libra.runtime.kernels.cpu import CpuKernel, CpuPrepared
-from libra.runtime.kernels.interface import Buffers, Grads
+from libra.runtime.kernels.cpu import CpuKernel, Task
+from libra.runtime.kernels.interface import Buffers, Grads, Prepared
 
 CPU = torch.device("cpu")
 
@@ -21,7 +21,9 @@ CPU = torch.device("cpu")
 class Forgetful(CpuKernel):
     """A kernel whose dK lacks what it should."""
 
-    def backward(self, prepared: CpuPrepared, buffers: Buffers, grads: Grads, scale: float) -> None:
+    def backward(
+        self, prepared: Prepared[Task], buffers: Buffers, grads: Grads, scale: float
+    ) -> None:
         CpuKernel.backward(self, prepared, buffers, grads, scale)
         grads.dk.mul_(0.9)
 
@@ -29,7 +31,7 @@ class Forgetful(CpuKernel):
 class Overflowing(CpuKernel):
     """A kernel that writes a row too many."""
 
-    def forward(self, prepared: CpuPrepared, buffers: Buffers, scale: float) -> None:
+    def forward(self, prepared: Prepared[Task], buffers: Buffers, scale: float) -> None:
         CpuKernel.forward(self, prepared, buffers, scale)
         buffers.out[-1] = 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -23,7 +25,7 @@ def test_the_cpu_is_really_timed() -> None:
 
 def test_repeats_stop_at_the_most_or_when_their_time_is_up(monkeypatch) -> None:
     clock = iter(np.arange(0, 1000, 0.5))
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
     calls: list[int] = []
     repeats = Repeats(warm_up=2, least=3, most=20, seconds=0.5)
     seconds = measure.median_seconds(lambda: calls.append(1), torch.device("cpu"), repeats)

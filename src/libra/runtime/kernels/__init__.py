@@ -33,11 +33,8 @@ def kernel_names(device: torch.device) -> tuple[str, ...]:
         raise ValueError(
             f"device {device} has compute capability {major}.{minor}; FlashAttention needs 8.0"
         )
-    if major == 8:
-        return ("flash2", "varlen")
-    if major == 9:
-        return ("flash3", "flash4", "flash2", "varlen")
-    return ("flash4", "flash2", "varlen")
+    newest = ("flash4", "flash2", "varlen")
+    return {8: ("flash2", "varlen"), 9: ("flash3", *newest)}.get(major, newest)
 
 
 def kernel_for(device: torch.device, name: str | Kernel | None = None) -> Kernel:
@@ -57,12 +54,8 @@ def kernel_for(device: torch.device, name: str | Kernel | None = None) -> Kernel
     for candidate in names if name is None else (name,):
         try:
             return CpuKernel() if candidate == "cpu" else flash.load(candidate)
-        except (
-            ImportError,
-            AttributeError,
-            OSError,
-            RuntimeError,
-        ) as error:  # a broken build fails in many ways
+        # A broken build fails in many ways.
+        except (ImportError, AttributeError, OSError, RuntimeError) as error:
             failures.append(f"{candidate} ({type(error).__name__}: {error})")
     raise ValueError(
         f"no attention kernel for device {device} is usable; tried {'; '.join(failures)}"

@@ -23,14 +23,7 @@ import numpy as np
 import torch
 
 from libra.plan.attention_calls import AttentionCall
-from libra.runtime.kernels.interface import (
-    Buffers,
-    Extents,
-    Grads,
-    check_buffers,
-    check_call,
-    check_grads,
-)
+from libra.runtime.kernels.interface import Buffers, Grads, Prepared, check_buffers, check_call
 from libra.runtime.torch_private import (
     cpu_flash_attention,
     cpu_flash_attention_backward,
@@ -65,14 +58,6 @@ class Task(NamedTuple):
     opens: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CpuPrepared:
-    """The tasks of one attention call."""
-
-    tasks: tuple[Task, ...]
-    extents: Extents
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuKernel:
     """The `Kernel` of a CPU: fp64, fp32, bf16, fp16; any head dims and strides; repeats itself."""
@@ -85,7 +70,7 @@ class CpuKernel:
     widen: bool | None = None
     """Compute bf16 and fp16 in fp32.  None: where the processor lacks fast products of them."""
 
-    def prepare(self, call: AttentionCall, device: torch.device) -> CpuPrepared:
+    def prepare(self, call: AttentionCall, device: torch.device) -> Prepared[Task]:
         """Plain integers.  ValueError for segments that no causal kernel could take."""
         if device.type != "cpu":
             raise ValueError(f"the cpu kernel cannot serve device {device}; choose another kernel")
@@ -105,68 +90,80 @@ class CpuKernel:
                 for piece in cut(q_len, k_len, self.leaf, causal=call.causal)
             ]
             lse_start += q_len * call.heads
-        return CpuPrepared(tuple(tasks), extents)
+        return Prepared(tuple(tasks), extents)
 
     @torch.no_grad()
-    def forward(self, prepared: CpuPrepared, buffers: Buffers, scale: float) -> None:
+    def forward(self, prepared: Prepared[Task], buffers: Buffers, scale: float) -> None:
         """Write the segments' rows of `out_TNE` and their flat `lse`."""
-        if not prepared.tasks:
-            return
         check_buffers(prepared.extents, buffers)
         q_TND, k_TND, v_TNE, out_TNE, lse = buffers
-        width, dtype = max(q_TND.shape[2], v_TNE.shape[2]), self._compute_dtype(q_TND.dtype)
-        q, k, v = (_Blocks.of(_operand(t, width, dtype)) for t in (q_TND, k_TND, v_TNE))
+        q_TNW, k_TNW, v_TNW = self._operands(q_TND, k_TND, v_TNE)
         sum_TNE = _summable(out_TNE, lse)
-        out = _Blocks.of(sum_TNE)
-        for task in prepared.tasks:
-            part_HRW, part_lse_HR = cpu_flash_attention(
-                q.at(*task.queries),
-                k.at(*task.keys),
-                v.at(*task.keys),
+        for task in prepared.parts:
+            part_HRW, part_lse = cpu_flash_attention(
+                _block(q_TNW, task.queries),
+                _block(k_TNW, task.keys),
+                _block(v_TNW, task.keys),
                 0.0,
                 task.causal,
                 scale=scale,
             )
-            part_HRE = _first(part_HRW, v_TNE.shape[2])
-            _merge(out.at(*task.queries), _lse_at(lse, task), part_HRE, part_lse_HR, task.opens)
+            part_HRE = part_HRW[..., : v_TNE.shape[2]]
+            out, out_lse = _block(sum_TNE, task.queries), _lse_at(lse, task)
+            if task.opens:
+                out.copy_(part_HRE)
+                out_lse.copy_(part_lse)
+            else:  # merge attention over some keys into attention over others
+                out.lerp_(part_HRE.to(out.dtype), torch.sigmoid(part_lse - out_lse)[..., None])
+                torch.logaddexp(out_lse, part_lse, out=out_lse)
         _copy_rows(out_TNE, sum_TNE, prepared)
 
     @torch.no_grad()
-    def backward(self, prepared: CpuPrepared, buffers: Buffers, grads: Grads, scale: float) -> None:
+    def backward(
+        self, prepared: Prepared[Task], buffers: Buffers, grads: Grads, scale: float
+    ) -> None:
         """Write the segments' rows of `dq_TND`; add to `dk_TND` and `dv_TNE`, in segment order."""
-        if not prepared.tasks:
-            return
-        check_buffers(prepared.extents, buffers)
-        check_grads(prepared.extents, buffers, grads)
-        q_TND, k_TND, v_TNE, out_TNE, lse = buffers
-        dout_TNE, dq_TND, dk_TND, dv_TNE = grads
-        key_dim, value_dim = q_TND.shape[2], v_TNE.shape[2]
-        width, dtype = max(key_dim, value_dim), self._compute_dtype(q_TND.dtype)
-        dout, q, k, v, out = (
-            _Blocks.of(_operand(t, width, dtype)) for t in (dout_TNE, q_TND, k_TND, v_TNE, out_TNE)
-        )
-        sum_TND = _summable(dq_TND, lse)
-        dq, dk, dv = (_Blocks.of(t) for t in (sum_TND, dk_TND, dv_TNE))
-        for task in prepared.tasks:
-            queries, keys = task.queries, task.keys
+        check_buffers(prepared.extents, buffers, grads)
+        *tensors, lse = buffers
+        key_dim, value_dim = buffers.q.shape[2], buffers.v.shape[2]
+        dout_TNW, q_TNW, k_TNW, v_TNW, out_TNW = self._operands(grads.dout, *tensors)
+        sum_TND = _summable(grads.dq, lse)
+        for task in prepared.parts:
             part_dq, part_dk, part_dv = cpu_flash_attention_backward(
-                dout.at(*queries),
-                q.at(*queries),
-                k.at(*keys),
-                v.at(*keys),
-                out.at(*queries),
+                _block(dout_TNW, task.queries),
+                _block(q_TNW, task.queries),
+                _block(k_TNW, task.keys),
+                _block(v_TNW, task.keys),
+                _block(out_TNW, task.queries),
                 _lse_at(lse, task),
                 0.0,
                 task.causal,
                 scale=scale,
             )
-            if task.opens:
-                dq.at(*queries).copy_(_first(part_dq, key_dim))
-            else:
-                dq.at(*queries).add_(_first(part_dq, key_dim))
-            dk.at(*keys).add_(_first(part_dk, key_dim))
-            dv.at(*keys).add_(_first(part_dv, value_dim))
-        _copy_rows(dq_TND, sum_TND, prepared)
+            dq = _block(sum_TND, task.queries)
+            write = dq.copy_ if task.opens else dq.add_
+            write(part_dq[..., :key_dim])
+            _block(grads.dk, task.keys).add_(part_dk[..., :key_dim])
+            _block(grads.dv, task.keys).add_(part_dv[..., :value_dim])
+        _copy_rows(grads.dq, sum_TND, prepared)
+
+    def _operands(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Tensors [T, N, D or E] as the operator takes them: zero-padded to W, which changes no
+        score and adds no output, and in the dtype to compute in.
+
+        The operator takes row strides but wants elements back to back and no overlapping rows; a
+        view that does not conform (an expanded or transposed gradient) is copied.
+        """
+        width, dtype = max(t.shape[2] for t in tensors), self._compute_dtype(tensors[0].dtype)
+        operands = []
+        for t_TNW in tensors:
+            t_TNW = t_TNW.to(dtype)
+            if t_TNW.shape[2] < width:
+                t_TNW = torch.nn.functional.pad(t_TNW, (0, width - t_TNW.shape[2]))
+            if t_TNW.stride(2) != 1 or t_TNW.stride(0) < width:
+                t_TNW = t_TNW.contiguous()
+            operands.append(t_TNW)
+        return operands
 
     def _compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
         if dtype not in (torch.bfloat16, torch.float16):
@@ -200,26 +197,13 @@ def cut(q_len: int, k_len: int, leaf: int, *, causal: bool = True) -> tuple[Piec
     return (*squares, *rectangles)
 
 
-class _Blocks(NamedTuple):
-    """Heads and rows of one buffer as the operator wants them, each for the price of one view."""
-
-    buffer_TNW: torch.Tensor
-    offset: int
-    row_stride: int
-    head_stride: int
-    strides: tuple[int, int, int, int]
-
-    @staticmethod
-    def of(buffer_TNW: torch.Tensor) -> _Blocks:
-        row, head, element = buffer_TNW.stride()
-        strides = (0, head, row, element)
-        return _Blocks(buffer_TNW, int(buffer_TNW.storage_offset()), row, head, strides)
-
-    def at(self, head: int, heads: int, row: int, rows: int) -> torch.Tensor:
-        """[1, heads, rows, W]"""
-        offset = self.offset + row * self.row_stride + head * self.head_stride
-        shape = (1, heads, rows, self.buffer_TNW.shape[2])
-        return self.buffer_TNW.as_strided(shape, self.strides, offset)
+def _block(buffer_TNW: torch.Tensor, at: tuple[int, int, int, int]) -> torch.Tensor:
+    """Heads and rows of a buffer, [1, heads, rows, W], for the price of one view."""
+    head, heads, row, rows = at
+    row_stride, head_stride, element_stride = buffer_TNW.stride()
+    offset = int(buffer_TNW.storage_offset()) + row * row_stride + head * head_stride
+    shape = (1, heads, rows, buffer_TNW.shape[2])
+    return buffer_TNW.as_strided(shape, (0, head_stride, row_stride, element_stride), offset)
 
 
 def _lse_at(lse: torch.Tensor, task: Task) -> torch.Tensor:
@@ -229,53 +213,15 @@ def _lse_at(lse: torch.Tensor, task: Task) -> torch.Tensor:
     return lse.as_strided((1, heads, rows), (0, task.lse_stride, 1), offset)
 
 
-def _merge(
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    part: torch.Tensor,
-    part_lse: torch.Tensor,
-    opens: bool,
-) -> None:
-    """Merge attention over some keys into `out` and `lse`, attention over others, in place."""
-    if opens:
-        out.copy_(part)
-        lse.copy_(part_lse)
-        return
-    out.lerp_(part.to(out.dtype), torch.sigmoid(part_lse - lse)[..., None])
-    torch.logaddexp(lse, part_lse, out=lse)
-
-
-def _first(t: torch.Tensor, dim: int) -> torch.Tensor:
-    """The first `dim` elements of each head: the rest is padding."""
-    return t if t.shape[3] == dim else t[..., :dim]
-
-
 def _summable(t_TNX: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     """`t_TNX`, or an empty buffer like it in the dtype of `lse`, so that sums round only once."""
-    if t_TNX.dtype == lse.dtype:
-        return t_TNX
-    return torch.empty(t_TNX.shape, dtype=lse.dtype)
+    return t_TNX if t_TNX.dtype == lse.dtype else torch.empty(t_TNX.shape, dtype=lse.dtype)
 
 
-def _copy_rows(to_TNX: torch.Tensor, from_TNX: torch.Tensor, prepared: CpuPrepared) -> None:
+def _copy_rows(to_TNX: torch.Tensor, from_TNX: torch.Tensor, prepared: Prepared[Task]) -> None:
     """Copy the segments' rows, unless the sums were made in place."""
     if to_TNX is from_TNX:
         return
-    to, source = _Blocks.of(to_TNX), _Blocks.of(from_TNX)
-    for task in prepared.tasks:
+    for task in prepared.parts:
         if task.opens:  # pieces that open cover every row once
-            to.at(*task.queries).copy_(source.at(*task.queries))
-
-
-def _operand(t_TND: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """`t_TND` in `dtype`, zero-padded to W: zeros change no score and add no output.
-
-    The operator takes row strides but wants elements back to back and no overlapping rows; a view
-    that does not conform (an expanded or transposed gradient) is copied.
-    """
-    t_TND = t_TND.to(dtype)
-    if t_TND.shape[2] < width:
-        t_TND = torch.nn.functional.pad(t_TND, (0, width - t_TND.shape[2]))
-    if t_TND.stride(2) != 1 or t_TND.stride(0) < width:
-        t_TND = t_TND.contiguous()
-    return t_TND
+            _block(to_TNX, task.queries).copy_(_block(from_TNX, task.queries))

@@ -13,35 +13,20 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 
 from libra.plan.attention_calls import AttentionCall
-from libra.runtime.kernels.interface import Buffers, Grads, check_buffers, check_grads
-from libra.runtime.kernels.packed import PackedCall, PackedCalls, pack
+from libra.runtime.kernels.interface import Buffers, Grads, Prepared, check_buffers
+from libra.runtime.kernels.packed import PackedCall, pack
 
 Tensor = torch.Tensor
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
-    """A build's keywords; the defaults are those of the FlashAttention packages."""
-
-    q: str = "q"
-    k: str = "k"
-    v: str = "v"
-    dout: str = "dout"
-    lse: str = "softmax_lse"
-    cu_q: str = "cu_seqlens_q"
-    cu_k: str = "cu_seqlens_k"
-    max_q: str = "max_seqlen_q"
-    max_k: str = "max_seqlen_k"
-    scale: str = "softmax_scale"
-    causal: str = "causal"
-    backward_causal: str = "causal"
+_WIDEST: Final = 256
+"""Largest head dim of every build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +36,10 @@ class Build:
     forward: str
     """`module:function`."""
     backward: str
-    names: Names = Names()
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Keywords that are not spelt as in the `flash_attn` package, by their spelling there."""
+    backward_names: Mapping[str, str] = field(default_factory=dict)
+    """More of them, for backward alone."""
     forward_options: Mapping[str, Any] = field(default_factory=dict)
     """Keywords with the same value in every call."""
     backward_options: Mapping[str, Any] = field(default_factory=dict)
@@ -63,8 +51,6 @@ class Build:
     """Backward takes `deterministic`; else it asks PyTorch itself."""
     unequal_dims: tuple[tuple[int, int], ...] = ()
     """(key, value) head dims that it takes as they are; others are zero-padded to one width."""
-    widest: int = 256
-    """Largest head dim."""
     needs: str = ""
     """A keyword of forward, without which the build is too old to return the LSE."""
     too_old: str = ""
@@ -108,7 +94,7 @@ BUILDS: Final[Mapping[str, Build]] = {
     "flash4": Build(
         forward="flash_attn.cute.interface:flash_attn_varlen_func",
         backward="flash_attn.cute.interface:_flash_attn_bwd",
-        names=Names(lse="lse"),
+        names={"softmax_lse": "lse"},
         forward_options={"return_lse": True},
         unequal_dims=((192, 128),),
         needs="return_lse",
@@ -121,20 +107,19 @@ BUILDS: Final[Mapping[str, Build]] = {
     "varlen": Build(
         forward="torch:ops.aten._flash_attention_forward",
         backward="torch:ops.aten._flash_attention_backward",
-        names=Names(
-            q="query",
-            k="key",
-            v="value",
-            dout="grad_out",
-            lse="logsumexp",
-            cu_q="cum_seq_q",
-            cu_k="cum_seq_k",
-            max_q="max_q",
-            max_k="max_k",
-            scale="scale",
-            causal="is_causal",
-            backward_causal="is_causal",
-        ),
+        names={
+            "q": "query",
+            "k": "key",
+            "v": "value",
+            "dout": "grad_out",
+            "softmax_lse": "logsumexp",
+            "cu_seqlens_q": "cum_seq_q",
+            "cu_seqlens_k": "cum_seq_k",
+            "max_seqlen_q": "max_q",
+            "max_seqlen_k": "max_k",
+            "softmax_scale": "scale",
+            "causal": "is_causal",
+        },
         forward_options={"dropout_p": 0.0, "return_debug_mask": False},
         backward_options={"dropout_p": 0.0},
         backward_zeros={"rng_state": (2, torch.uint64), "unused": (0, torch.float32)},
@@ -154,25 +139,20 @@ class FlashKernel:
     duplication: int = 4
     """About how many copies of the keys a call may gather.  Fewer: less memory, smaller calls."""
 
-    def prepare(self, call: AttentionCall, device: torch.device) -> PackedCalls:
+    def prepare(self, call: AttentionCall, device: torch.device) -> Prepared[PackedCall]:
         """Packed calls.  Raises ValueError for segments that no causal kernel could take."""
         return pack(call, device, self.duplication)
 
     @torch.no_grad()
-    def forward(self, prepared: PackedCalls, buffers: Buffers, scale: float) -> None:
+    def forward(self, prepared: Prepared[PackedCall], buffers: Buffers, scale: float) -> None:
         """Write the segments' rows of `out` and their flat `lse`.
 
         Raises ValueError for buffers, dtypes and head dims that the build cannot take.
         """
-        if not prepared.calls:
-            return
         check_buffers(prepared.extents, buffers)
-        for call in prepared.calls:
-            out_RNW, lse_NR, *_ = self.attend(
-                **self._arguments(call, buffers, scale),
-                **{self.build.names.causal: call.causal},
-                **self.build.forward_options,
-            )
+        for call in prepared.parts:
+            arguments = {**self._arguments(call, buffers, scale), **self.build.forward_options}
+            out_RNW, lse_NR, *_ = self.attend(**_spell(arguments, self.build.names))
             if lse_NR.shape != (call.q.heads, call.q.count):
                 raise RuntimeError(
                     f"{self.name} returned an LSE of {tuple(lse_NR.shape)}, not (heads, rows) "
@@ -182,59 +162,56 @@ class FlashKernel:
             buffers.lse.index_copy_(0, call.lse_index, lse_NR.flatten())
 
     @torch.no_grad()
-    def backward(self, prepared: PackedCalls, buffers: Buffers, grads: Grads, scale: float) -> None:
+    def backward(
+        self, prepared: Prepared[PackedCall], buffers: Buffers, grads: Grads, scale: float
+    ) -> None:
         """Write the segments' rows of `dq`; add to `dk` and `dv`, one key set after the other."""
-        if not prepared.calls:
-            return
-        check_buffers(prepared.extents, buffers)
-        check_grads(prepared.extents, buffers, grads)
+        check_buffers(prepared.extents, buffers, grads)
         key_dim, value_dim = buffers.q.shape[2], buffers.v.shape[2]
-        for call in prepared.calls:
+        for call in prepared.parts:
             dq_RNW, dk_KNW, dv_KNW = self._backward_call(call, buffers, grads.dout, scale)
             call.q.scatter(grads.dq, dq_RNW[..., :key_dim])
-            for first, last, rows in call.k_sets:
-                rows.scatter_add(grads.dk, dk_KNW[first:last, :, :key_dim])
-                rows.scatter_add(grads.dv, dv_KNW[first:last, :, :value_dim])
+            sizes = [rows.count for rows in call.k_sets]
+            for rows, dk, dv in zip(
+                call.k_sets, dk_KNW.split(sizes), dv_KNW.split(sizes), strict=True
+            ):
+                rows.scatter_add(grads.dk, dk[..., :key_dim])
+                rows.scatter_add(grads.dv, dv[..., :value_dim])
 
     def _backward_call(
         self, call: PackedCall, buffers: Buffers, dout_TNE: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> Iterable[Tensor]:
         """dQ, dK and dV of the packed rows, as wide as the build computes them."""
-        build, names = self.build, self.build.names
-        _, value_width = self.widths(buffers)
-        arguments = self._arguments(call, buffers, scale)
-        q_RNW, k_KNW, v_KNW = (arguments[name] for name in (names.q, names.k, names.v))
-        arguments |= {
-            names.dout: _widen(call.q.gather(dout_TNE), value_width),
+        build, (_, value_width) = self.build, self.widths(buffers)
+        arguments = self._arguments(call, buffers, scale) | {
+            "dout": _widen(call.q.gather(dout_TNE), value_width),
             "out": _widen(call.q.gather(buffers.out), value_width),
-            names.lse: buffers.lse.index_select(0, call.lse_index).view(call.q.heads, -1),
-            names.backward_causal: call.causal,
+            "softmax_lse": buffers.lse.index_select(0, call.lse_index).view(call.q.heads, -1),
             **build.backward_options,
         }
         for name, (elements, dtype) in build.backward_zeros.items():
-            arguments[name] = torch.zeros(elements, dtype=dtype, device=q_RNW.device)
+            arguments[name] = torch.zeros(elements, dtype=dtype, device=dout_TNE.device)
         if build.deterministic:
             arguments["deterministic"] = _wants_deterministic()
-        if not build.fills_grads:
-            dq_RNW, dk_KNW, dv_KNW = self.attend_backward(**arguments)
-            return dq_RNW, dk_KNW, dv_KNW
-        dq_RNW, dk_KNW, dv_KNW = (t.new_empty(t.shape) for t in (q_RNW, k_KNW, v_KNW))
-        self.attend_backward(**arguments, dq=dq_RNW, dk=dk_KNW, dv=dv_KNW)
-        return dq_RNW, dk_KNW, dv_KNW
+        packed = {f"d{name}": arguments[name] for name in ("q", "k", "v")}
+        filled = {name: t.new_empty(t.shape) for name, t in packed.items() if build.fills_grads}
+        names = {**build.names, **build.backward_names}
+        returned: Iterable[Tensor] = self.attend_backward(**_spell(arguments | filled, names))
+        return filled.values() if build.fills_grads else returned
 
     def _arguments(self, call: PackedCall, buffers: Buffers, scale: float) -> dict[str, Any]:
-        """Keywords that both passes share: packed q, k and v, lengths and scale."""
-        names = self.build.names
+        """Keywords that both passes share: packed q, k and v, lengths, scale and mask."""
         key_width, value_width = self.widths(buffers)
         return {
-            names.q: _widen(call.q.gather(buffers.q), key_width),
-            names.k: _widen(call.k.gather(buffers.k), key_width),
-            names.v: _widen(call.k.gather(buffers.v), value_width),
-            names.cu_q: call.cu_q,
-            names.cu_k: call.cu_k,
-            names.max_q: call.max_q,
-            names.max_k: call.max_k,
-            names.scale: scale,
+            "q": _widen(call.q.gather(buffers.q), key_width),
+            "k": _widen(call.k.gather(buffers.k), key_width),
+            "v": _widen(call.k.gather(buffers.v), value_width),
+            "cu_seqlens_q": call.cu_q,
+            "cu_seqlens_k": call.cu_k,
+            "max_seqlen_q": call.max_q,
+            "max_seqlen_k": call.max_k,
+            "softmax_scale": scale,
+            "causal": call.causal,
         }
 
     def widths(self, buffers: Buffers) -> tuple[int, int]:
@@ -250,10 +227,10 @@ class FlashKernel:
         if dims in self.build.unequal_dims:
             return dims
         width = -(-max(dims) // 8) * 8
-        if width > self.build.widest:
+        if width > _WIDEST:
             raise ValueError(
                 f"head dims {dims[0]} (key) and {dims[1]} (value) need a kernel {width} wide; "
-                f"{self.name} ends at {self.build.widest}"
+                f"{self.name} ends at {_WIDEST}"
             )
         return width, width
 
@@ -273,8 +250,13 @@ def load(name: str) -> FlashKernel:
         raise ImportError(build.too_old)
     if name == "flash3" and "causal" not in inspect.signature(attend_backward).parameters:
         # In November 2025 backward became a custom operator and its `causal` `is_causal`.
-        build = replace(build, names=replace(build.names, backward_causal="is_causal"))
+        build = replace(build, backward_names={"causal": "is_causal"})
     return FlashKernel(name=name, build=build, attend=attend, attend_backward=attend_backward)
+
+
+def _spell(arguments: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Keywords as a build spells them."""
+    return {names.get(name, name): value for name, value in arguments.items()}
 
 
 def _wants_deterministic() -> bool:

@@ -9,10 +9,11 @@ Shape legend: T rows of a buffer, N heads, D key head dim, E value head dim.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from libra.plan.attention_calls import AttentionCall
 
@@ -66,11 +67,23 @@ class Kernel(Protocol):
 class Extents:
     """Rows, heads and LSE elements that the buffers of a call must hold at least."""
 
-    q_rows: int
-    k_rows: int
-    q_heads: int
-    kv_heads: int
+    queries: tuple[int, int]
+    """(rows, heads) of q and out."""
+    keys: tuple[int, int]
+    """(rows, heads) of k and v."""
     lse_size: int
+
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared(Generic[Part]):
+    """What a kernel makes of one attention call, once per plan."""
+
+    parts: tuple[Part, ...]
+    """Calls of the library beneath, in the order in which they run."""
+    extents: Extents
 
 
 def check_call(call: AttentionCall) -> Extents:
@@ -78,8 +91,6 @@ def check_call(call: AttentionCall) -> Extents:
 
     Raises ValueError if a segment is empty, lacks keys, or splits the query heads of one key head.
     """
-    if len(call) == 0:
-        return Extents(q_rows=0, k_rows=0, q_heads=0, kv_heads=0, lse_size=0)
     heads, kv_heads = call.heads, call.kv_heads
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ValueError(
@@ -87,30 +98,30 @@ def check_call(call: AttentionCall) -> Extents:
             "kv_heads must be >= 1 and divide heads"
         )
     for name in ("q_start", "k_start", "q_head", "kv_head"):
-        _refuse_first(getattr(call, name) < 0, name, getattr(call, name), ">= 0")
-    _refuse_first(call.q_len < 1, "q_len", call.q_len, ">= 1; drop empty segments")
+        _refuse_first(call, name, getattr(call, name) < 0, ">= 0")
+    for name in ("q_len", "k_len"):
+        _refuse_first(call, name, getattr(call, name) < 1, ">= 1; drop empty segments")
     if call.causal:
         need = ">= q_len; causal rows need a key of their own"
-        _refuse_first(call.k_len < call.q_len, "k_len", call.k_len, need)
-    _refuse_first(call.k_len < 1, "k_len", call.k_len, ">= 1; drop empty segments")
+        _refuse_first(call, "k_len", call.k_len < call.q_len, need)
     return Extents(
-        q_rows=int((call.q_start + call.q_len).max()),
-        k_rows=int((call.k_start + call.k_len).max()),
-        q_heads=int(call.q_head.max()) + heads,
-        kv_heads=int(call.kv_head.max()) + kv_heads,
+        queries=(_most(call.q_start + call.q_len), _most(call.q_head + heads)),
+        keys=(_most(call.k_start + call.k_len), _most(call.kv_head + kv_heads)),
         lse_size=call.lse_size,
     )
 
 
-def check_buffers(extents: Extents, buffers: Buffers) -> None:
-    """ValueError unless dtypes and dims are as `Buffers` says and the buffers hold `extents`."""
+def check_buffers(extents: Extents, buffers: Buffers, grads: Grads | None = None) -> None:
+    """ValueError unless dtypes and dims are as `Buffers` and `Grads` say and all rows and heads of
+    `extents` are there.
+    """
     q, k, v, out, lse = buffers
     if not q.dtype == k.dtype == v.dtype == out.dtype:
         raise ValueError(
             f"q, k, v, out are {q.dtype}, {k.dtype}, {v.dtype}, {out.dtype}; "
             "attention needs one dtype: cast them alike"
         )
-    want = torch.float64 if q.dtype == torch.float64 else torch.float32
+    want = torch.promote_types(q.dtype, torch.float32)
     if lse.dtype != want or not lse.is_contiguous() or lse.numel() < extents.lse_size:
         raise ValueError(
             f"lse is {lse.dtype}[{lse.numel()}], contiguous={lse.is_contiguous()}; "
@@ -125,21 +136,21 @@ def check_buffers(extents: Extents, buffers: Buffers) -> None:
         raise ValueError(
             f"head dims are {q.shape[2]} (key) and {v.shape[2]} (value); they must be >= 1"
         )
-    for name, tensor, rows, heads in (
-        ("q", q, extents.q_rows, extents.q_heads),
-        ("k", k, extents.k_rows, extents.kv_heads),
-        ("v", v, extents.k_rows, extents.kv_heads),
-        ("out", out, extents.q_rows, extents.q_heads),
-    ):
-        if tensor.shape[0] < rows or tensor.shape[1] < heads:
-            raise ValueError(
-                f"{name} holds {tensor.shape[0]} rows x {tensor.shape[1]} heads, "
-                f"but its segments reach {rows} x {heads}: the plan is for another buffer"
-            )
+    sides = [(extents.queries, {"q": q, "out": out}), (extents.keys, {"k": k, "v": v})]
+    if grads is not None:
+        _check_grads(buffers, grads)
+        sides.append((extents.keys, {"dk": grads.dk, "dv": grads.dv}))
+    for (rows, heads), tensors in sides:
+        for name, tensor in tensors.items():
+            if tensor.shape[0] < rows or tensor.shape[1] < heads:
+                raise ValueError(
+                    f"{name} holds {tensor.shape[0]} rows x {tensor.shape[1]} heads, "
+                    f"but its segments reach {rows} x {heads}: the plan is for another buffer"
+                )
 
 
-def check_grads(extents: Extents, buffers: Buffers, grads: Grads) -> None:
-    """ValueError unless dout, dq look like out, q and dk, dv are sums that hold every key."""
+def _check_grads(buffers: Buffers, grads: Grads) -> None:
+    """ValueError unless dout, dq look like out, q, and dk, dv are sums that lose no precision."""
     for name, like, grad, model in (
         ("dout", "out", grads.dout, buffers.out),
         ("dq", "q", grads.dq, buffers.q),
@@ -156,14 +167,14 @@ def check_grads(extents: Extents, buffers: Buffers, grads: Grads) -> None:
                 f"{name} is {grad.dtype}; "
                 f"sums of several segments need an accumulator of at least {least}"
             )
-        if grad.shape[0] < extents.k_rows or grad.shape[1] < extents.kv_heads:
-            raise ValueError(
-                f"{name} holds {grad.shape[0]} rows x {grad.shape[1]} heads, "
-                f"but its segments reach {extents.k_rows} x {extents.kv_heads}"
-            )
 
 
-def _refuse_first(bad: np.ndarray, name: str, values: np.ndarray, need: str) -> None:
+def _refuse_first(call: AttentionCall, name: str, bad: NDArray[np.bool_], need: str) -> None:
     if bad.any():
         at = int(bad.argmax())
-        raise ValueError(f"segment {at} has {name} {int(values[at])}; it must be {need}")
+        raise ValueError(f"segment {at} has {name} {getattr(call, name)[at]}; it must be {need}")
+
+
+def _most(values: NDArray[np.int64]) -> int:
+    """The largest value, 0 where there is none."""
+    return int(values.max(initial=0))

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from libra.plan.attention_calls import AttentionCall
-from libra.runtime.kernels.interface import Extents, check_call
+from libra.runtime.kernels.interface import Prepared, check_call
 
 IntArray = NDArray[np.int64]
 Tensor = torch.Tensor
@@ -108,8 +108,8 @@ class PackedCall:
 
     q: Rows
     k: Rows
-    k_sets: tuple[tuple[int, int, Rows], ...]
-    """(first, last + 1, rows) of the packed keys, set by set; within a set no key occurs twice."""
+    k_sets: tuple[Rows, ...]
+    """The packed keys set by set; within a set no key occurs twice."""
     cu_q: Tensor
     """int32 [segments + 1]: packed query rows before each segment."""
     cu_k: Tensor
@@ -121,27 +121,14 @@ class PackedCall:
     """Bottom-right; False: every query row of a segment sees all its keys."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedCalls:
-    """The packed calls that make up one attention call."""
-
-    calls: tuple[PackedCall, ...]
-    extents: Extents
-
-
-def pack(call: AttentionCall, device: torch.device, duplication: int) -> PackedCalls:
+def pack(call: AttentionCall, device: torch.device, duplication: int) -> Prepared[PackedCall]:
     """The packed calls of `call`, their index tensors on `device`.
 
     Raises ValueError for segments that no causal kernel could take.
     """
     extents = check_call(call)
-    if not len(call):
-        return PackedCalls((), extents)
-    lse_start = (np.cumsum(call.q_len) - call.q_len) * call.heads
     batches = _batches(call, key_sets(call), duplication)
-    return PackedCalls(
-        tuple(_pack_sets(call, sets, lse_start, device) for sets in batches), extents
-    )
+    return Prepared(tuple(_pack_sets(call, sets, device) for sets in batches), extents)
 
 
 def key_sets(call: AttentionCall) -> list[IntArray]:
@@ -169,52 +156,53 @@ def key_sets(call: AttentionCall) -> list[IntArray]:
             free, colours = [colours], colours + 1
         colour[index] = heapq.heappop(free)
         heapq.heappush(busy, (stop[index], int(colour[index])))
-    return [np.flatnonzero(colour == c) for c in range(int(colour.max()) + 1)]
+    return [np.flatnonzero(colour == c) for c in np.unique(colour)]
 
 
 def _batches(call: AttentionCall, sets: list[IntArray], duplication: int) -> list[list[IntArray]]:
     """Key sets in their order, as many to a batch as `duplication` allows."""
     sizes = [int(call.k_len[members].sum()) for members in sets]
-    limit = duplication * max(sizes)
     batches: list[list[IntArray]] = []
-    left = 0
+    most, left = duplication * max(sizes, default=0), 0
     for members, size in zip(sets, sizes, strict=True):
         if size > left:
             batches.append([])
-            left = limit
+            left = most
         batches[-1].append(members)
         left -= size
     return batches
 
 
-def _pack_sets(
-    call: AttentionCall, sets: list[IntArray], lse_start: IntArray, device: torch.device
-) -> PackedCall:
-    def key_rows(members: IntArray) -> Rows:
-        start, length = call.k_start[members], call.k_len[members]
-        return make_rows(start, length, call.kv_head[members], call.kv_heads, device)
-
+def _pack_sets(call: AttentionCall, sets: list[IntArray], device: torch.device) -> PackedCall:
     members = np.concatenate(sets)
-    q_start, q_len = call.q_start[members], call.q_len[members]
-    k_len = call.k_len[members]
-    set_rows = [key_rows(part) for part in sets]
-    ends = np.cumsum([rows.count for rows in set_rows]).tolist()
+    q_len, k_len = call.q_len[members], call.k_len[members]
+    set_rows = [key_rows(call, part, device) for part in sets]
     return PackedCall(
-        q=make_rows(q_start, q_len, call.q_head[members], call.heads, device),
-        k=set_rows[0] if len(sets) == 1 else key_rows(members),
-        k_sets=tuple(
-            (end - rows.count, end, rows) for end, rows in zip(ends, set_rows, strict=True)
-        ),
+        q=query_rows(call, members, device),
+        k=set_rows[0] if len(sets) == 1 else key_rows(call, members, device),
+        k_sets=tuple(set_rows),
         cu_q=_offsets(q_len, device),
         cu_k=_offsets(k_len, device),
         max_q=int(q_len.max()),
         max_k=int(k_len.max()),
-        lse_index=lse_index(lse_start[members], q_len, call.heads, device),
+        lse_index=lse_index(call, members, device),
         causal=call.causal,
     )
 
 
-def make_rows(
+def query_rows(call: AttentionCall, members: IntArray, device: torch.device) -> Rows:
+    """Query rows of some of a call's segments, one segment after another."""
+    head = call.q_head[members]
+    return _make_rows(call.q_start[members], call.q_len[members], head, call.heads, device)
+
+
+def key_rows(call: AttentionCall, members: IntArray, device: torch.device) -> Rows:
+    """Key rows of some of a call's segments, one segment after another."""
+    head = call.kv_head[members]
+    return _make_rows(call.k_start[members], call.k_len[members], head, call.kv_heads, device)
+
+
+def _make_rows(
     start: IntArray, length: IntArray, head: IntArray, heads: int, device: torch.device
 ) -> Rows:
     """Rows of the ranges [start, start + length) from `head` on, packed one after another.
@@ -247,10 +235,15 @@ def _offsets(length: IntArray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.append(0, np.cumsum(length)).astype(np.int32)).to(device)
 
 
-def lse_index(start: IntArray, q_len: IntArray, heads: int, device: torch.device) -> Tensor:
-    """The flat LSE is ordered by segment, head and row; a build's by head, segment and row."""
+def lse_index(call: AttentionCall, members: IntArray, device: torch.device) -> Tensor:
+    """Elements of the flat LSE of a call in the order in which a build returns those of `members`.
+
+    The flat LSE is ordered by segment, head and row; a build's by head, segment and row.
+    """
+    start = ((np.cumsum(call.q_len) - call.q_len) * call.heads)[members]
+    q_len = call.q_len[members]
     row = np.arange(int(q_len.sum())) - np.repeat(np.cumsum(q_len) - q_len, q_len)
     first = torch.from_numpy(np.repeat(start, q_len) + row).to(device)
     stride = torch.from_numpy(np.repeat(q_len, q_len)).to(device)
-    head = torch.arange(heads, device=device)
+    head = torch.arange(call.heads, device=device)
     return (first + stride * head[:, None]).flatten()

@@ -69,7 +69,7 @@ def test_any_segments_equal_dense_attention(build: str, case: Case, duplication:
 @pytest.mark.parametrize("build", BUILDS)
 def test_samples_that_lie_back_to_back_are_passed_as_views(build: str) -> None:
     case = plain_case([5, 1, 9], heads=4, kv_heads=2, dim=8)
-    call = pack(case.segments, CPU, 4).calls[0]
+    call = pack(case.segments, CPU, 4).parts[0]
     q, k, _, _ = inputs(case, torch.bfloat16)
     assert call.q.gather(q).data_ptr() == q.data_ptr()
     assert call.k.gather(k).data_ptr() == k.data_ptr()

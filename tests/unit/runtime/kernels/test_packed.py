@@ -34,5 +34,5 @@ def test_calls_gather_no_more_than_the_allowed_copies_of_their_keys() -> None:
     segments = make_segments(*rows, heads=1, kv_heads=1)
     for duplication, calls in ((1, 10), (4, 3), (10, 1)):
         packed = pack(segments, CPU, duplication)
-        assert len(packed.calls) == calls
-        assert all(call.k.count <= 100 * duplication for call in packed.calls)
+        assert len(packed.parts) == calls
+        assert all(call.k.count <= 100 * duplication for call in packed.parts)
