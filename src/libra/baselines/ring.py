@@ -15,7 +15,7 @@ E value dim, W = key/value heads * (D + E).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,10 +63,13 @@ class RingMicrobatch:
         rank = 0 if group is None else dist.get_rank(group)
         self.steps = ring_steps(bounds, self.tokens, ranks, rank, shard_layout)
         self._kernel = kernel
-        self._prepared: dict[tuple[HeadShape, torch.device], _DeviceSteps] = {}
+        self._prepared: dict[tuple[HeadShape, torch.device], tuple[_Call | None, ...]] = {}
 
-    def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> _DeviceSteps:
-        """Kernel calls of every step, prepared once for a head shape and device."""
+    def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[_Call | None, ...]:
+        """Kernel calls of every step, prepared once for a head shape and device.
+
+        None at a step whose block this rank does not read.
+        """
         key = (head_shape(q, k, v), q.device)
         if key not in self._prepared:
             self._prepared[key] = _prepare(self.steps, kernel_for(q.device, self._kernel), *key)
@@ -95,6 +98,7 @@ def ring_attention(
 class _Call:
     """Attention of this rank to the block of one step."""
 
+    kernel: Kernel
     prepared: Any
     lse_size: int
     rows: Rows
@@ -109,36 +113,26 @@ class _Call:
         return flat
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _DeviceSteps:
-    """A ring's steps on a device, for one head shape."""
-
-    kernel: Kernel
-    calls: tuple[_Call | None, ...]
-    """[ranks]; None at a step whose block this rank does not read."""
-    padding: Tensor
-
-
 def _prepare(
     steps: RingSteps, kernel: Kernel, heads: HeadShape, device: torch.device
-) -> _DeviceSteps:
+) -> tuple[_Call | None, ...]:
     calls: list[_Call | None] = []
     for step, reads in enumerate(steps.reads):
         # A block that has travelled begins with the first row that any other rank reads.
         first = steps.first[steps.source(step)] if step else 0
         call = replace(reads, k_start=reads.k_start - first, heads=heads.q, kv_heads=heads.kv)
         calls.append(_prepare_call(call, kernel, device) if len(call) else None)
-    return _DeviceSteps(kernel, tuple(calls), torch.from_numpy(steps.padding).to(device))
+    return tuple(calls)
 
 
 def _prepare_call(call: AttentionCall, kernel: Kernel, device: torch.device) -> _Call:
     every = np.arange(len(call))
-    index = lse_index(call, every, device)
     return _Call(
+        kernel=kernel,
         prepared=kernel.prepare(call, device),
         lse_size=call.lse_size,
         rows=query_rows(call, every, device),
-        lse_index=index.view(call.heads, -1).T,
+        lse_index=lse_index(call, every, device).view(call.heads, -1).T,
     )
 
 
@@ -152,7 +146,24 @@ class _Ring(torch.autograd.Function):
         microbatch: RingMicrobatch,
         scale: float,
     ) -> Tensor:
-        out_TNE, lse_TN = _forward(microbatch, q_TND, k_TND, v_TNE, scale)
+        """Output [T, N, E]; sums and LSE [T, N] are in at least fp32."""
+        calls, padding = microbatch.prepared(q_TND, k_TND, v_TNE), microbatch.steps.padding
+        sums = torch.promote_types(q_TND.dtype, torch.float32)
+        part_TNE = q_TND.new_empty((*q_TND.shape[:2], v_TNE.shape[2]))
+        sum_TNE = torch.empty_like(part_TNE, dtype=sums)
+        lse_TN = q_TND.new_empty(q_TND.shape[:2], dtype=sums)
+        # No step writes rows of padding.
+        sum_TNE[padding], lse_TN[padding] = 0, 0
+        for step, _, k, v in _rotate(microbatch, k_TND, v_TNE):
+            call = calls[step]
+            if call is None:
+                continue
+            flat = lse_TN.new_empty(call.lse_size)
+            with stage("attend"):
+                buffers = Buffers(q_TND, k, v, part_TNE, flat)
+                call.kernel.forward(call.prepared, buffers, scale)
+            _merge(sum_TNE, lse_TN, part_TNE, flat, call, opens=step == 0)
+        out_TNE = sum_TNE.to(q_TND.dtype)
         ctx.save_for_backward(q_TND, k_TND, v_TNE, out_TNE, lse_TN)
         ctx.microbatch, ctx.scale = microbatch, scale
         return out_TNE
@@ -160,41 +171,35 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout_TNE: Tensor) -> tuple[Tensor | None, ...]:
+        """dQ, dK and dV of this rank's rows; sums in at least fp32, in the order of the ring."""
         q_TND, k_TND, v_TNE, out_TNE, lse_TN = ctx.saved_tensors
-        dout_TNE = dout_TNE.contiguous()
-        gradients = _backward(
-            ctx.microbatch, dout_TNE, q_TND, k_TND, v_TNE, out_TNE, lse_TN, ctx.scale
-        )
-        return (*gradients, None, None)
-
-
-def _forward(
-    microbatch: RingMicrobatch, q_TND: Tensor, k_TND: Tensor, v_TNE: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Output [T, N, E] and LSE [T, N] in at least fp32."""
-    steps, ring = microbatch.steps, microbatch.prepared(q_TND, k_TND, v_TNE)
-    sums = torch.promote_types(q_TND.dtype, torch.float32)
-    shape = (*q_TND.shape[:2], v_TNE.shape[2])
-    sum_TNE = q_TND.new_empty(shape, dtype=sums)
-    lse_TN = q_TND.new_empty(shape[:2], dtype=sums)
-    # No step writes rows of padding.
-    sum_TNE[ring.padding], lse_TN[ring.padding] = 0, 0
-    part_TNE = q_TND.new_empty(shape)
-    block_KW = _own_block(steps, k_TND, v_TNE)
-    for step, call in enumerate(ring.calls):
-        # Step 1: send the block that is held; the next one travels behind the kernel.
-        block_flight = _send(microbatch.group, steps.block_hop(step), block_KW)
-        # Step 2: attend to it, from its own buffers at step 0.
-        if call is not None:
-            k, v = (k_TND, v_TNE) if step == 0 else _split(block_KW, k_TND, v_TNE)
-            flat = lse_TN.new_empty(call.lse_size)
-            with stage("attend"):
-                buffers = Buffers(q_TND, k, v, part_TNE, flat)
-                ring.kernel.forward(call.prepared, buffers, scale)
-            _merge(sum_TNE, lse_TN, part_TNE, flat, call, opens=step == 0)
-        # Step 3: the next block.
-        block_KW = block_flight.wait(steps.before)
-    return sum_TNE.to(q_TND.dtype), lse_TN
+        steps, group = ctx.microbatch.steps, ctx.microbatch.group
+        calls = ctx.microbatch.prepared(q_TND, k_TND, v_TNE)
+        dout_TNE, part_TND = dout_TNE.contiguous(), torch.empty_like(q_TND)
+        dq_TND, *own = (torch.zeros_like(t, dtype=lse_TN.dtype) for t in (q_TND, k_TND, v_TNE))
+        grad_flight: _Flight | None = None
+        for step, block_KW, k, v in _rotate(ctx.microbatch, k_TND, v_TNE):
+            # Step 1: this rank's part of the block's gradient.  The own block's goes to dK and dV.
+            grad_KW = torch.zeros_like(block_KW, dtype=lse_TN.dtype)
+            dk, dv = _split(grad_KW, k_TND, v_TNE) if step else own
+            call = calls[step]
+            if call is not None:
+                with stage("attend_backward"):
+                    buffers = Buffers(q_TND, k, v, out_TNE, call.flat_lse(lse_TN))
+                    grads = Grads(dout_TNE, part_TND, dk, dv)
+                    call.kernel.backward(call.prepared, buffers, grads, ctx.scale)
+                call.rows.scatter_add(dq_TND, call.rows.gather(part_TND))
+            # Step 2: add the earlier readers' part, which was sent one step ago.
+            if grad_flight is not None:
+                if step <= steps.last[steps.source(step)]:
+                    grad_KW += grad_flight.wait(steps.before)
+                _add_own(steps, step - 1, grad_flight, own)
+            # Step 3: send the gradient to the next reader, or to the block's own rank.
+            if step:
+                grad_flight = _send(group, steps.grad_hop(step), grad_KW)
+        if grad_flight is not None:
+            _add_own(steps, steps.ranks - 1, grad_flight, own)
+        return (*(grad.to(q_TND.dtype) for grad in (dq_TND, *own)), None, None)
 
 
 def _merge(
@@ -213,68 +218,33 @@ def _merge(
     call.rows.scatter(lse_TN1, lse_RN1)
 
 
-def _backward(
-    microbatch: RingMicrobatch,
-    dout_TNE: Tensor,
-    q_TND: Tensor,
-    k_TND: Tensor,
-    v_TNE: Tensor,
-    out_TNE: Tensor,
-    lse_TN: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV of this rank's rows; sums in at least fp32, in the order of the ring."""
-    steps, group = microbatch.steps, microbatch.group
-    ring = microbatch.prepared(q_TND, k_TND, v_TNE)
-    dq_TND, dk_TND, dv_TNE = (
-        torch.zeros_like(t, dtype=lse_TN.dtype) for t in (q_TND, k_TND, v_TNE)
-    )
-    part_TND = torch.empty_like(q_TND)
-    block_KW = _own_block(steps, k_TND, v_TNE)
-    grad_flight: _Flight | None = None
-    for step, call in enumerate(ring.calls):
-        # Step 1: send the block that is held.
-        block_flight = _send(group, steps.block_hop(step), block_KW)
-        # Step 2: this rank's part of the block's gradient.  The own block's goes to dK and dV.
-        grad_KW = torch.zeros_like(block_KW, dtype=lse_TN.dtype)
-        if call is not None:
-            k, v = (k_TND, v_TNE) if step == 0 else _split(block_KW, k_TND, v_TNE)
-            dk, dv = (dk_TND, dv_TNE) if step == 0 else _split(grad_KW, k_TND, v_TNE)
-            with stage("attend_backward"):
-                buffers = Buffers(q_TND, k, v, out_TNE, call.flat_lse(lse_TN))
-                grads = Grads(dout_TNE, part_TND, dk, dv)
-                ring.kernel.backward(call.prepared, buffers, grads, scale)
-            call.rows.scatter_add(dq_TND, call.rows.gather(part_TND))
-        if grad_flight is not None:
-            # Step 3: add the earlier readers' part, which was sent one step ago.
-            if step <= steps.last[steps.source(step)]:
-                grad_KW += grad_flight.wait(steps.before)
-            _add_own(steps, step - 1, grad_flight, dk_TND, dv_TNE)
-        # Step 4: send the gradient to the next reader, or to the block's own rank.
-        grad_flight = _send(group, steps.grad_hop(step), grad_KW) if step else None
-        block_KW = block_flight.wait(steps.before)
-    if grad_flight is not None:
-        _add_own(steps, steps.ranks - 1, grad_flight, dk_TND, dv_TNE)
-    return dq_TND.to(q_TND.dtype), dk_TND.to(k_TND.dtype), dv_TNE.to(v_TNE.dtype)
+def _rotate(
+    microbatch: RingMicrobatch, k_TND: Tensor, v_TNE: Tensor
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """(step, block [K, W], its keys, its values) of the block that this rank holds at each step.
 
-
-def _add_own(steps: RingSteps, step: int, flight: _Flight, dk_TND: Tensor, dv_TNE: Tensor) -> None:
-    """Add the other ranks' gradient of this rank's own block, if it was sent after `step`."""
-    own_KW = flight.wait(steps.last_reader)
-    if step == steps.last[steps.rank]:
-        for local, part in zip((dk_TND, dv_TNE), _split(own_KW, dk_TND, dv_TNE), strict=True):
-            local[steps.shared] += part
-
-
-def _own_block(steps: RingSteps, k_TND: Tensor, v_TNE: Tensor) -> Tensor:
-    """Keys and values of this rank that other ranks read, next to each other, [K, W]."""
-    return torch.cat([k_TND[steps.shared].flatten(1), v_TNE[steps.shared].flatten(1)], dim=1)
+    The next block travels behind the work on this one.  The own block is read from its own buffers.
+    """
+    steps = microbatch.steps
+    block_KW = torch.cat([t[steps.shared].flatten(1) for t in (k_TND, v_TNE)], dim=1)
+    for step in range(steps.ranks):
+        flight = _send(microbatch.group, steps.block_hop(step), block_KW)
+        yield step, block_KW, *(_split(block_KW, k_TND, v_TNE) if step else (k_TND, v_TNE))
+        block_KW = flight.wait(steps.before)
 
 
 def _split(block_KW: Tensor, k_TND: Tensor, v_TNE: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values of a block, as views."""
-    k_KW, v_KW = block_KW.split([k_TND[0].numel(), v_TNE[0].numel()], dim=1)
+    k_KW, v_KW = block_KW.split([t.shape[1:].numel() for t in (k_TND, v_TNE)], dim=1)
     return k_KW.unflatten(1, k_TND.shape[1:]), v_KW.unflatten(1, v_TNE.shape[1:])
+
+
+def _add_own(steps: RingSteps, step: int, flight: _Flight, own: Sequence[Tensor]) -> None:
+    """Add the other ranks' gradient of this rank's own block, if it was sent after `step`."""
+    rows_KW = flight.wait(steps.last_reader)
+    if step == steps.last[steps.rank]:
+        for sums, part in zip(own, _split(rows_KW, *own), strict=True):
+            sums[steps.shared] += part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,7 +252,7 @@ class _Flight:
     """Rows on their way to this rank, ordered by the rank that sends them."""
 
     arrives: Tensor
-    receives: Mapping[int, int]
+    hop: Hop
     transfer: Transfer | None
 
     def wait(self, rank: int) -> Tensor:
@@ -290,24 +260,18 @@ class _Flight:
         if self.transfer is not None:
             with stage("wait"):
                 self.transfer.wait()
-        start = sum(rows for sender, rows in self.receives.items() if sender < rank)
-        return self.arrives[start : start + self.receives.get(rank, 0)]
+        rows_KW: Tensor = self.arrives.split(self.hop.recv_splits)[rank]
+        return rows_KW
 
 
 def _send(group: dist.ProcessGroup | None, hop: Hop, block_KW: Tensor) -> _Flight:
     """Post one hop, an all-to-all with few parts that are not empty.  Collective if any moves."""
-    arrives = block_KW.new_empty((sum(hop.receives.values()), block_KW.shape[1]))
+    arrives = block_KW.new_empty((sum(hop.recv_splits), block_KW.shape[1]))
     if group is None or not hop.moves:
-        return _Flight(arrives, hop.receives, None)
-    ranks = range(dist.get_world_size(group))
-    sent = block_KW if hop.to is not None else block_KW[:0]
+        return _Flight(arrives, hop, None)
+    sent = block_KW[: sum(hop.send_splits)]
     with stage("dispatch"):
         work = dist.all_to_all_single(
-            arrives,
-            sent,
-            [hop.receives.get(rank, 0) for rank in ranks],
-            [len(sent) if rank == hop.to else 0 for rank in ranks],
-            group=group,
-            async_op=True,
+            arrives, sent, hop.recv_splits, hop.send_splits, group=group, async_op=True
         )
-    return _Flight(arrives, hop.receives, Transfer(arrives, sent, work, group))
+    return _Flight(arrives, hop, Transfer(arrives, sent, work, group))

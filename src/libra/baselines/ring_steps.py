@@ -29,10 +29,10 @@ IntArray = NDArray[np.int64]
 class Hop:
     """One rank's part of an all-to-all of blocks, or of their gradients."""
 
-    to: int | None
-    """The rank to which this rank sends the block, or None."""
-    receives: Mapping[int, int]
-    """Rows that arrive, by the rank that sends them."""
+    send_splits: list[int]
+    """Rows that this rank sends to each rank, [ranks]."""
+    recv_splits: list[int]
+    """Rows that each rank sends to this one, [ranks]."""
     moves: bool
     """Whether any rank sends; equal on all ranks."""
 
@@ -44,7 +44,7 @@ class RingSteps:
     rank: int
     rows: int
     """Rows of this rank."""
-    padding: IntArray
+    padding: slice
     """Rows of this rank behind the last sample."""
     reads: tuple[AttentionCall, ...]
     """Segments of this rank at each step, [ranks], for one head; their keys are rows of the whole
@@ -68,6 +68,11 @@ class RingSteps:
         return (self.rank - 1) % self.ranks
 
     @property
+    def after(self) -> int:
+        """The rank to which blocks go."""
+        return (self.rank + 1) % self.ranks
+
+    @property
     def shared(self) -> slice:
         """Rows of this rank that travel."""
         return slice(self.first[self.rank], self.stop[self.rank])
@@ -76,36 +81,34 @@ class RingSteps:
         """The rank whose block this rank holds at a step."""
         return (self.rank - step) % self.ranks
 
+    @property
+    def last_reader(self) -> int:
+        """The last rank that reads this rank's block."""
+        return (self.rank + self.last[self.rank]) % self.ranks
+
     def block_hop(self, step: int) -> Hop:
         """The block held at `step` goes to the next rank, if that or a later one reads it."""
-        arriving = self.source(step + 1)
-        return Hop(
-            to=(self.rank + 1) % self.ranks if step < self.last[self.source(step)] else None,
-            receives={self.before: self._rows(arriving)} if step < self.last[arriving] else {},
-            moves=any(step < last for last in self.last),
-        )
+        held, arriving = self.source(step), self.source(step + 1)
+        sends = {self.after: held} if step < self.last[held] else {}
+        receives = {self.before: arriving} if step < self.last[arriving] else {}
+        return Hop(self._splits(sends), self._splits(receives), step < max(self.last))
 
     def grad_hop(self, step: int) -> Hop:
         """The gradient of the block held at `step` follows the block; after the last rank that
         reads the block, it goes to the block's own rank.
         """
         held, arriving = self.source(step), self.source(step + 1)
-        to, receives = None, {}
-        if step <= self.last[held]:
-            to = (self.rank + 1) % self.ranks if step < self.last[held] else held
-        if step < self.last[arriving]:
-            receives[self.before] = self._rows(arriving)
+        to = self.after if step < self.last[held] else held
+        sends = {to: held} if step <= self.last[held] else {}
+        receives = {self.before: arriving} if step < self.last[arriving] else {}
         if step == self.last[self.rank]:
-            receives[self.last_reader] = self._rows(self.rank)
-        return Hop(to=to, receives=receives, moves=any(step <= last for last in self.last))
+            receives[self.last_reader] = self.rank
+        return Hop(self._splits(sends), self._splits(receives), step <= max(self.last))
 
-    @property
-    def last_reader(self) -> int:
-        """The last rank that reads this rank's block."""
-        return (self.rank + self.last[self.rank]) % self.ranks
-
-    def _rows(self, source: int) -> int:
-        return self.stop[source] - self.first[source]
+    def _splits(self, blocks: Mapping[int, int]) -> list[int]:
+        """Rows by rank, of blocks that are given as {rank: the rank whose block it is}."""
+        rows = {rank: self.stop[source] - self.first[source] for rank, source in blocks.items()}
+        return [rows.get(rank, 0) for rank in range(self.ranks)]
 
 
 def ring_steps(
@@ -127,12 +130,11 @@ def ring_steps(
                 first[source] = min(begin, first[source]) if last[source] else begin
                 stop[source] = max(end, stop[source])
                 last[source] = step
-    held = int(_rows_before(shards, rank, np.array([tokens]))[0])
-    real = int(_rows_before(shards, rank, cu_seqlens[-1:])[0])
+    real, held = _rows_before(shards, rank, np.array([cu_seqlens[-1], tokens])).tolist()
     return RingSteps(
         rank=rank,
         rows=held,
-        padding=np.arange(real, held),
+        padding=slice(real, held),
         reads=tuple(mine),
         first=tuple(first),
         stop=tuple(stop),

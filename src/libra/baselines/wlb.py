@@ -158,6 +158,4 @@ class WlbSampler:
 
     def cu_seqlens(self, fragments: IntArray) -> NDArray[np.int32]:
         """Sample bounds of one pack that iteration yields; the last bound is the pack's tokens."""
-        bounds = np.zeros(len(fragments) + 1, dtype=np.int32)
-        np.cumsum(self._packs.lengths[fragments], out=bounds[1:])
-        return bounds
+        return np.append(0, np.cumsum(self._packs.lengths[fragments])).astype(np.int32)
