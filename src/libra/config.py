@@ -22,64 +22,63 @@ class PoolConfig:
     """
 
     pool_size: int = 8
-    """P: contiguous data-parallel replicas that share their attention.  Must divide the
+    """P: neighbouring data-parallel replicas that share their attention.  Must divide the
     data-parallel size.
     """
 
     block_size: int = 4096
-    """B: most query tokens in one tile.  Smaller balances better (`paper`; `surplus` cuts at any
-    row); larger needs fewer kernel segments.
+    """B: most query rows of a tile of `paper`.  Smaller tiles balance better, larger ones need
+    fewer kernel segments.  `surplus` cuts at any row.
     """
 
     head_shards: int = 1
-    """H: head shards per block.  Must divide the query heads."""
+    """H: head shards of a block.  Must divide the query heads."""
 
     chunks: int = 4
-    """M: equal head pieces whose transfers overlap each other's compute.  Must divide query heads /
-    H.
+    """M: equal groups of heads.  Transfers of one overlap the attention of another.  Must divide
+    the query heads of a head shard.
     """
 
     placement: Placement = "surplus"
-    """`surplus`: tiles stay at home, only what exceeds the target moves, cut as it fits.  `paper`:
-    load-target-guided greedy over all B x H tiles.  `ulysses`: heads over the CP group, the
+    """`surplus` leaves tiles at home and moves only the work above the target.  `paper` is the
+    greedy of the Libra paper over all B x H tiles.  `ulysses` shares heads over the CP group: the
     baseline.
     """
 
     tolerance: float = 0.03
-    """tau: a worker's soft load target is (1 + tau) times the pool's mean."""
+    """tau: the target of a worker's load is (1 + tau) times the pool's mean."""
 
     shard_layout: ShardLayout = "contiguous"
-    """Which tokens of a pack a context-parallel rank holds: one run, or the head and tail pair
-    (`zigzag`).
+    """Which rows of a pack a context-parallel rank holds: one run (`contiguous`), or one run from
+    the head and one from the tail of the pack (`zigzag`).
     """
 
     backward: BackwardMode = "retain"
-    """`retain` keeps fetched Q/K/V until backward; `refetch` keeps only outputs and LSE and moves
-    them again.
+    """`retain` keeps fetched Q, K and V until backward.  `refetch` keeps outputs and LSE only, and
+    fetches the others again.
     """
 
     traffic_limit: float = math.inf
-    """Most bytes that a worker sends, and receives, in one pass for work that is computed away from
-    home, in multiples of its own q, k, v and out; `inf` for no limit.  Work that would pass it
-    stays at home (`surplus` only).
+    """Most bytes that a worker sends, and most that it receives, in one pass for work that is
+    computed away from home.  The unit is the bytes of its own q, k, v and out; `inf` means no
+    limit.  Work that would exceed the limit stays at home (`surplus` only).
     """
 
     memory_limit: float = math.inf
-    """Most bytes of other workers' q, k, v and out that a worker holds for work of others, while
-    a layer runs forward, in multiples of its own.  Work that would pass it stays at home (`surplus`
+    """Most bytes of other workers' q, k, v and out that a worker holds in a forward pass for work
+    that it took, in the same unit.  Work that would exceed the limit stays at home (`surplus`
     only).
     """
 
     ranks_per_node: int = 8
-    """Neighbouring workers of the pool that share a node, worker 0 the first of its own: 8 GPUs, or
-    1 where tensor parallelism fills a node.  Workers of a node take each other's surplus before
-    those of other nodes do.  K and V that several workers of other nodes need leave their holder
-    once and are passed on, a KV multicast (`surplus` only).
+    """Neighbouring workers of the pool, counted from worker 0, that share a node: 8 GPUs, or 1
+    where tensor parallelism fills a node.  Workers of a node take each other's surplus first.  K
+    and V that several workers of other nodes need travel by multicast (`surplus` only).
     """
 
     speeds: Speeds = "equal"
-    """`measured`: a worker's target follows the speed of its kernels, measured as training runs
-    (`surplus` only).
+    """`equal` gives all workers the same target.  With `measured` the target of a worker follows
+    the speed of its kernels, measured while training runs (`surplus` only).
     """
 
     def __post_init__(self) -> None:

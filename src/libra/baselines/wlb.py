@@ -37,7 +37,7 @@ class WlbConfig:
     """How packs are made."""
 
     most_tokens: float = MOST_TOKENS
-    """Most tokens of a pack, over L."""
+    """Most tokens of a pack, in multiples of L."""
 
     linear_tokens: float = 0.0
     """A token's linear layers cost as much as this many keys; 0 balances attention alone."""

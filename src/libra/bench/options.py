@@ -74,12 +74,12 @@ class BenchOptions:
     """Attention kernel; the device's best by default."""
 
     layers: int = 1
-    """Timed layers of each microbatch, of which the median counts.  One more runs before them, in
-    which index maps are made.
+    """Timed layers of each microbatch; the median counts.  One more layer runs before them and
+    makes the index maps.
     """
 
     config: PoolConfig = field(default_factory=PoolConfig)
-    """Libra's pools; a pool_size above the replicas shrinks to them."""
+    """Settings of Libra's pools.  A pool_size above the number of replicas is lowered to it."""
 
     wlb: WlbConfig = field(default_factory=WlbConfig)
     """Limits of the packs that WLB-LLM style packing makes."""

@@ -67,17 +67,15 @@ class PlanOptions:
     """Bytes of an element: 2 for bf16 and fp16, 4 for fp32."""
 
     cluster: str = "h100"
-    """Machine whose seconds are modelled: a preset (a100, h100, h200, b200), or a TOML file with a
-    [cluster] section; its [model] and [parallelism] sections then take the place of the options
-    above.
+    """Cluster whose times are modelled: a preset (a100, h100, h200, b200), or a TOML file with a
+    [cluster] section.  Its [model] and [parallelism] sections take the place of the options above.
     """
 
     kernels: File = None
     """A table that `libra calibrate` wrote; by default published figures for the GPU."""
 
     config: PoolConfig = field(default_factory=PoolConfig)
-    """The pool's own settings.  Its ranks_per_node, unless changed, is what the cluster makes it.
-    """
+    """Settings of the pool.  The cluster sets ranks_per_node, unless it is given."""
 
     json: File = None
     """Write all figures to this file."""

@@ -53,8 +53,8 @@ class SimulateOptions:
     """
 
     cluster: str = "h100"
-    """A preset (a100, h100, h200, b200), or a TOML file with a [cluster] section; its [model] and
-    [parallelism] sections then take the place of the options below.
+    """A preset (a100, h100, h200, b200), or a TOML file with a [cluster] section.  Its [model] and
+    [parallelism] sections take the place of the options below.
     """
 
     model: str = "qwen3-8b"
@@ -82,7 +82,7 @@ class SimulateOptions:
     """Expert-parallel ranks."""
 
     recompute: Recompute = "full"
-    """Work that the backward pass runs again: `full` layers, or `none`."""
+    """What the backward pass computes again: all layers (`full`), or `none`."""
 
     pool_sizes: Sizes = ()
     """P to try; by default the powers of two from 2 that divide dp."""
@@ -94,8 +94,8 @@ class SimulateOptions:
     """H to try; by default 1, and for placement `paper` also 2 and 4."""
 
     config: PoolConfig = field(default_factory=PoolConfig)
-    """Settings that all candidates share.  Its ranks_per_node, unless changed, is what the cluster
-    and tp make it.
+    """Settings that all candidates share.  The cluster and tp set ranks_per_node, unless it is
+    given.
     """
 
     kernels: File = None
@@ -104,16 +104,17 @@ class SimulateOptions:
     study: tyro.conf.OmitArgPrefixes[StudyOptions] = field(default_factory=StudyOptions)
 
     journal: File = None
-    """Keep what is replayed here; a run that was cut off goes on from it."""
+    """Keep the replayed windows in this file; a run that was interrupted continues from it."""
 
     json: File = None
     """Write everything to this file."""
 
     html: File = None
-    """Write a report to this file, whole without a network.  Needs the extra `report`."""
+    """Write a report to this file.  It works without a network.  Needs the extra `report`."""
 
     plots: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Write the report's figures here, as SVG and PNG.  Needs the extra `report`."""
+    """Write the charts of the report into this folder, as SVG and PNG.  Needs the extra `report`.
+    """
 
 
 def run_simulate(options: SimulateOptions, console: Console | None = None) -> int:

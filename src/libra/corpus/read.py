@@ -102,7 +102,7 @@ def load_lengths(
     column: str | None = None,
     tokenizer: object = None,
 ) -> IntArray:
-    """All of `read_lengths` as one array, int64 [samples]."""
+    """Sample lengths of a whole corpus, int64 [samples]; arguments and errors of `read_lengths`."""
     return np.concatenate(
         list(read_lengths(source, format=format, column=column, tokenizer=tokenizer))
     )

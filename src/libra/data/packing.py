@@ -22,7 +22,7 @@ LongerWhole = Literal["refuse", "drop"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packs:
-    """Packs kept flat.
+    """Packs, in flat arrays.
 
     A *piece* is the part of a sample that lies in one pack: all of it unless packing cuts it.
     Pack i holds the pieces offsets[i] .. offsets[i + 1] - 1; they fill its row of `tokens` tokens

@@ -91,8 +91,8 @@ def contiguous_pools(packs: int, pool_size: int) -> IntArray:
 
 
 def refine_pools(workloads: ArrayLike, pools: ArrayLike) -> IntArray:
-    """Pools of more equal load by pairwise swaps of packs; int64 [K, P], pool k of the result
-    from pool k given.
+    """Swap packs between pools, so that their loads become more equal; int64 [K, P], where pool k
+    of the result comes from pool k given.
 
     `workloads` [GBS] and `pools` [K, P] as from `libra.place_packs`.  Again and again the heaviest
     pool swaps one pack with a lighter pool: the swap that leaves the smallest maximum of the two
@@ -134,7 +134,7 @@ def order_pools(
     - `uniform`: every index gets a similar mix, for pipelines.  The heaviest pools go to different
       indices and the rest by VRSP, so that indices have similar sums; inside an index the heaviest
       pool goes to the replicas with the least work so far.  Depends on `pools_per_index`.
-    - `index`: as given, the paper's.
+    - `index`: the order given, which is VRSP's in the paper.
 
     Raises ValueError as `refine_pools` does, for an unknown order, and for `pools_per_index` that
     doesn't divide K.

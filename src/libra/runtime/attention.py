@@ -40,9 +40,9 @@ def libra_attention(
         v: [tokens on this rank, key/value heads, value dim]; value dim may differ from head dim.
         causal: must be True; block-diagonal causal attention is what Libra balances.
         scale: softmax scale; None is 1 / sqrt(head dim).
-        microbatch: the microbatch; None takes the innermost `with pool.microbatch(...)`, also when
-            a checkpoint runs the forward again: pass it where backwards do not follow their
-            forwards.
+        microbatch: the microbatch; None takes the innermost `with pool.microbatch(...)`.  A
+            checkpoint that runs the forward again takes the innermost then, so pass it where
+            backwards do not follow their forwards.
 
     Returns [tokens on this rank, query heads, value dim], equal to attention on a single device up
     to floating-point order.  Collective over the pool: every rank calls it the same number of

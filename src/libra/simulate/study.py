@@ -61,7 +61,7 @@ class StudyOptions:
     """Samples that best-fit packing chooses from."""
 
     format: Format | None = None
-    """Format of the corpus, where it isn't plain."""
+    """Format of the corpus, where its name does not show it."""
 
     column: str | None = None
     """Column or field that holds lengths, tokens or texts."""
@@ -70,7 +70,7 @@ class StudyOptions:
     """Counts the tokens of texts: a tokenizer.json or a name."""
 
     windows: int = 32
-    """Windows to replay, chosen by strata of skew; 0 for all."""
+    """Windows to replay, a stratified sample; 0 for all."""
 
     compared_windows: int = 3
     """Windows in which all schemes are compared."""
