@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,13 +112,20 @@ def shown(words: list[str]) -> str:
     return " ".join(["torchrun", *words[3:]])
 
 
+def folded(command: str) -> str:
+    """The command in lines that fit the page; an option and its values stay together."""
+    options = [option.replace(" ", "\0") for option in re.split(r" (?=--|tests/)", command)]
+    lines = textwrap.wrap(" ".join(options), 88, break_on_hyphens=False)
+    return " \\\n    ".join(lines).replace("\0", " ")
+
+
 def tables(found: dict[str, Any], day: str) -> Iterator[str]:
     """Markdown of every set."""
     machine = next(iter(found.values()))["machine"]
     load = ", ".join(str(figures["load"]) for figures in found.values())
     yield f"\nRun on {day}: {machine}.  Load average of the machine before each set: {load}."
     for figures in found.values():
-        yield f"\n## {figures['title']}\n\n```sh\n{figures['command']}\n```\n"
+        yield f"\n## {figures['title']}\n\n```sh\n{folded(figures['command'])}\n```\n"
         yield (
             "| scheme | mean | slowest step | compute | exposed | wait "
             "| speedup | in CPU s | by loads | slowest step's speedup | MB sent |"
