@@ -8,45 +8,45 @@ Rows are head-group rows, see `Operand.rows`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import itertools
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from libra.data.lengths import IntArray
 from libra.plan.all_to_all import AllToAll
 from libra.runtime.failure import finish
 
+_SAME_STREAM: Final = nullcontext()
 
+
+@dataclass(slots=True, eq=False)
 class Transfer:
     """A collective under way.  Until `wait` returns, nothing may read the rows that arrive, nor
     overwrite the rows that are sent.
     """
 
-    __slots__ = ("_arrives", "_group", "_work", "sent")
-
-    def __init__(
-        self, arrives: Tensor, sent: Tensor, work: dist.Work, group: dist.ProcessGroup
-    ) -> None:
-        self.sent = sent
-        """Rows that are sent.  `send_back` of the same all-to-all may arrive in their place: a
-        worker returns rows only after it has received them."""
-        self._arrives = arrives
-        self._work: dist.Work | None = work
-        self._group = group
+    arrives: Tensor
+    sent: Tensor
+    """Rows that are sent.  `send_back` of the same all-to-all may arrive in their place: a worker
+    returns rows only after it has received them."""
+    work: dist.Work | None
+    """The collective; None once a CPU has waited for it."""
+    group: dist.ProcessGroup
 
     def wait(self) -> Tensor:
         """The arrived rows, ready to read on the current stream; several streams may wait."""
-        if self._work is None:
-            pass
-        elif self._arrives.device.type == "cpu":
-            finish(self._work, self._group)
-            self._work = None
-        else:
-            self._work.wait()  # the stream waits, not this thread
-        return self._arrives
+        if self.work is not None:
+            if self.arrives.device.type == "cpu":
+                finish(self.work, self.group)
+                self.work = None
+            else:
+                self.work.wait()  # the stream waits, not this thread
+        return self.arrives
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,25 +88,25 @@ class DeviceAllToAll:
 
 def upload(planned: AllToAll, device: torch.device) -> DeviceAllToAll:
     """Copy the index of a planned all-to-all to the device; done once per plan."""
-    send_splits = planned.send_splits.tolist()
-    destinations, at = [], 0
-    for rows in send_splits:
-        if rows:
-            destinations.append((at, at + rows))
-        at += rows
+    # Splits [2, 0, 3] are the ranges [0, 2) and [2, 5): workers without rows have none.
+    bounds = itertools.accumulate(planned.send_splits.tolist(), initial=0)
     return DeviceAllToAll(
-        send_index=torch.from_numpy(planned.send_index).to(device, non_blocking=True),
-        send_splits=send_splits,
+        send_index=to_device(planned.send_index, device),
+        send_splits=planned.send_splits.tolist(),
         recv_splits=planned.recv_splits.tolist(),
-        sent=at,
+        sent=planned.sent,
         received=planned.received,
         moves=planned.moves,
-        destinations=destinations,
+        destinations=[(start, stop) for start, stop in itertools.pairwise(bounds) if start < stop],
     )
 
 
-@contextmanager
-def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
+def to_device(index: IntArray, device: torch.device) -> Tensor:
+    """The indices on the device, without waiting for the copy."""
+    return torch.from_numpy(index).to(device, non_blocking=True)
+
+
+def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
     """Run on `stream`, after all work that the current stream has so far; None stays on the
     current stream.
 
@@ -114,8 +114,6 @@ def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
     it uses any tensor that the work inside wrote.
     """
     if stream is None:
-        yield
-        return
+        return _SAME_STREAM
     stream.wait_stream(torch.cuda.current_stream(stream.device))
-    with torch.cuda.stream(stream):
-        yield
+    return torch.cuda.stream(stream)

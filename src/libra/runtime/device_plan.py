@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from libra.config import HeadShape
+from libra.data.lengths import IntArray
 from libra.plan.all_to_all import AllToAll, KVBuffer
-from libra.plan.attention_calls import LOCAL
 from libra.plan.head_groups import HeadGroups
 from libra.plan.memory import CallMemory
 from libra.plan.rank_plan import RankPlan
-from libra.runtime.all_to_all import DeviceAllToAll, upload
+from libra.runtime.all_to_all import DeviceAllToAll, to_device, upload
 from libra.runtime.kernels.interface import Kernel
 from libra.runtime.workspace import Operand
 
@@ -68,6 +68,8 @@ class DevicePlan:
     heads: HeadShape
     head_groups: HeadGroups
     kernel: Kernel
+    chunks: int
+    """M."""
     q: tuple[DeviceAllToAll, ...]
     kv: tuple[DeviceAllToAll, ...]
     """Hop 1 of K and V."""
@@ -77,7 +79,7 @@ class DevicePlan:
     """Whether the kv buffer has rows here, or any worker sends rows for its own."""
     permutations: tuple[DevicePermutation, ...]
     calls: tuple[tuple[DeviceCall, ...], ...]
-    """Calls that need local rows only, then the calls of each chunk."""
+    """The calls of each chunk, then, at LOCAL, which is -1, those that need local rows only."""
     lse_size: int
     """Elements of the flat LSE of all calls."""
     padding: Tensor | None
@@ -100,15 +102,6 @@ class DevicePlan:
     """Number of leading chunks in which this worker computes nothing for others.  It posts their
     returns before it computes anything, so that other workers need not wait for its own work."""
     idle_backward: int
-
-    @property
-    def chunks(self) -> int:
-        """M."""
-        return len(self.q)
-
-    def calls_of(self, chunk: int) -> tuple[DeviceCall, ...]:
-        """Kernel calls that run once `chunk` has arrived; LOCAL: those that wait for nothing."""
-        return self.calls[chunk - LOCAL]  # LOCAL is -1
 
     def operands(
         self, q: Tensor, k: Tensor, v: Tensor, peer_q: Tensor, peer_kv: Tensor
@@ -141,6 +134,7 @@ def make_device_plan(
     `multicast_stream` waits between the two hops of K and V; `refetch` makes the backward fetch
     Q, K and V again.
     """
+    # Step 1: what of each chunk has rows, blocks the thread, and returns when.
     chunks = range(len(rank_plan.q))
     blocks = tuple(hop_blocks(second, multicast_stream) for second in rank_plan.kv_multicast)
     has_kv = tuple(rank_plan.kv[n].moves or rank_plan.kv_buffers[n].rows > 0 for n in chunks)
@@ -151,6 +145,7 @@ def make_device_plan(
         heads=heads,
         head_groups=rank_plan.head_groups,
         kernel=kernel,
+        chunks=len(chunks),
         q=tuple(upload(planned, device) for planned in rank_plan.q),
         kv=tuple(upload(planned, device) for planned in rank_plan.kv),
         kv_multicast=tuple(upload(planned, device) for planned in rank_plan.kv_multicast),
@@ -182,18 +177,17 @@ def hop_blocks(second: AllToAll, multicast_stream: torch.cuda.Stream | None) -> 
 def _prepare_calls(
     rank_plan: RankPlan, kernel: Kernel, device: torch.device
 ) -> tuple[tuple[DeviceCall, ...], ...]:
-    """Kernel calls by the chunk that they wait for, LOCAL first; the flat LSE keeps the order of
+    """Kernel calls by the chunk that they wait for, LOCAL last; the flat LSE keeps the order of
     the rank plan.
     """
+    # Calls of chunks 0, local, 0, 1 make [[first, third], [fourth], [second]].
     calls: list[list[DeviceCall]] = [[] for _ in range(len(rank_plan.q) + 1)]
     at = 0
     for call in rank_plan.calls:
-        size = call.lse_size
+        lse = slice(at, at + call.lse_size)
         prepared = kernel.prepare(call, device)
-        calls[call.chunk - LOCAL].append(
-            DeviceCall(call.q_buffer, call.kv_buffer, prepared, slice(at, at + size))
-        )
-        at += size
+        calls[call.chunk].append(DeviceCall(call.q_buffer, call.kv_buffer, prepared, lse))
+        at = lse.stop
     return tuple(map(tuple, calls))
 
 
@@ -219,20 +213,17 @@ def _idle_chunks(
 def _upload_permutation(
     kv_buffer: KVBuffer, second: AllToAll, device: torch.device
 ) -> DevicePermutation:
-    landed_of_buffer = buffer_of_landed = None
-    passed_on = second.send_index
-    if kv_buffer.permutation is not None:
-        landed_of_buffer = _index(np.argsort(kv_buffer.permutation), device)  # the inverse
-        buffer_of_landed = _index(kv_buffer.permutation, device)
-        passed_on = kv_buffer.permutation[second.send_index]
+    permutation, passed_on = kv_buffer.permutation, second.send_index
+    if permutation is not None:
+        passed_on = permutation[passed_on]  # `second` counts rows as they land
     return DevicePermutation(
         own=_index(kv_buffer.own_index, device),
-        landed_of_buffer=landed_of_buffer,
-        buffer_of_landed=buffer_of_landed,
-        passed_on=torch.from_numpy(passed_on).to(device, non_blocking=True),
+        landed_of_buffer=_index(None if permutation is None else np.argsort(permutation), device),
+        buffer_of_landed=_index(permutation, device),
+        passed_on=to_device(passed_on, device),
     )
 
 
-def _index(array: np.ndarray[Any, np.dtype[np.int64]], device: torch.device) -> Tensor | None:
+def _index(index: IntArray | None, device: torch.device) -> Tensor | None:
     """The indices on the device; None if there are none, so that no kernel is launched."""
-    return torch.from_numpy(array).to(device, non_blocking=True) if len(array) else None
+    return None if index is None or not len(index) else to_device(index, device)

@@ -38,8 +38,8 @@ class KVArrival:
     landed_RW: Tensor
     """Where rows land: the kv buffer itself, or workspace if they have to be permuted."""
     buffer_RW: Tensor
-    first_hop: Transfer | None = None
-    second_hop: Transfer | None = None
+    hop: Transfer | None
+    """The last hop that is posted, which begins behind the one before; None if no row moves."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,19 +49,18 @@ class Inbound:
     kv: tuple[KVArrival, ...]
     """K, then V; empty if this worker reads no rows of them and no worker sends any."""
     q: Transfer | None
-    """None if no worker sends queries."""
+    """Queries, or gradients of their outputs; None if no worker sends any."""
 
     def wait(self) -> None:
-        """Wait for all rows of the chunk, in the order in which they were posted."""
+        """Wait for all rows of the chunk."""
+        if self.q is None and not self.kv:
+            return
         with stage("wait"):
-            for arrival in self.kv:
-                if arrival.first_hop is not None:
-                    arrival.first_hop.wait()
             if self.q is not None:
                 self.q.wait()
             for arrival in self.kv:
-                if arrival.second_hop is not None:
-                    arrival.second_hop.wait()
+                if arrival.hop is not None:
+                    arrival.hop.wait()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,8 +112,9 @@ class Exchange:
     def complete(self, chunk: int, inbound: list[Inbound]) -> None:
         """Wait for a chunk, put its K and V in order, and post hop 2 of the next chunk."""
         arriving, permutation = inbound[chunk], self.device_plan.permutations[chunk]
-        if arriving.kv or arriving.q is not None:
-            arriving.wait()
+        # Step 1: wait for all rows.
+        arriving.wait()
+        # Step 2: own rows follow those that have landed; then all go where kernels read them.
         for arrival in arriving.kv:
             if permutation.own is not None:
                 last_RW = arrival.landed_RW[-len(permutation.own) :]
@@ -123,6 +123,7 @@ class Exchange:
                 torch.index_select(
                     arrival.landed_RW, 0, permutation.landed_of_buffer, out=arrival.buffer_RW
                 )
+        # Step 3: a thread that hop 2 would block posts it now, while the chunk before computes.
         after = chunk + 1
         if after < self.device_plan.chunks and self.device_plan.hop_blocks[after]:
             self._multicast(after, inbound[after])
@@ -144,27 +145,26 @@ class Exchange:
 
     def _post_kv(self, chunk: int, operand: Operand) -> KVArrival:
         """Post hop 1 of a chunk's K or V."""
-        first, buffer_RW = self.device_plan.kv[chunk], operand.rows(chunk)
-        landed_RW = buffer_RW
-        if self.device_plan.permutations[chunk].landed_of_buffer is not None:
+        plan, local_XW, buffer_RW = self.device_plan, operand.rows(LOCAL), operand.rows(chunk)
+        landed_RW, first = buffer_RW, plan.kv[chunk]
+        if plan.permutations[chunk].landed_of_buffer is not None:
             landed_RW = self.space.take(*buffer_RW.shape)
-        arrival = KVArrival(operand.rows(LOCAL), landed_RW, buffer_RW)
-        if first.moves:
-            arrival.first_hop = self._send(first, arrival.local_XW, landed_RW[: first.received])
-        return arrival
+        hop = self._send(first, local_XW, landed_RW[: first.received]) if first.moves else None
+        return KVArrival(local_XW, landed_RW, buffer_RW, hop)
 
     def _multicast(self, chunk: int, inbound: Inbound) -> None:
         """Post hop 2 of a chunk's K and V, if any worker passes rows on."""
         first, second = self.device_plan.kv[chunk], self.device_plan.kv_multicast[chunk]
         if not second.moves:
             return
+        # 3 rows from holders and 2 from first readers: hop 2 lands in rows [3, 5).
         until = first.received + second.received
         with stage("multicast"), on_stream(self.device_plan.multicast_stream):
             for arrival in inbound.kv:
-                assert arrival.first_hop is not None  # a row has arrived before it is passed on
-                arrival.first_hop.wait()
+                assert arrival.hop is not None  # a row has arrived before it is passed on
+                arrival.hop.wait()
                 into_RW = arrival.landed_RW[first.received : until]
-                arrival.second_hop = self._send(second, arrival.landed_RW, into_RW)
+                arrival.hop = self._send(second, arrival.landed_RW, into_RW)
 
     def _send(self, all_to_all: DeviceAllToAll, rows_XW: Tensor, into_RW: Tensor) -> Transfer:
         packed = self.space.take(all_to_all.sent, rows_XW.shape[1])

@@ -22,7 +22,7 @@ from torch import Tensor
 from libra.plan.attention_calls import LOCAL
 from libra.runtime.all_to_all import Transfer
 from libra.runtime.device_plan import DevicePlan
-from libra.runtime.exchange import Exchange, PendingOutput
+from libra.runtime.exchange import Exchange, Inbound, PendingOutput
 from libra.runtime.kernels.interface import Buffers, Grads
 from libra.runtime.kv_grad_reduce import CastScratch, KVGradReduce
 from libra.runtime.torch_private import stage
@@ -75,7 +75,7 @@ class Executor:
         self, q_TND: Tensor, k_TND: Tensor, v_TNE: Tensor, scale: float, *, save_for_backward: bool
     ) -> Saved:
         """Attention of this worker's rows, on whichever worker it is computed."""
-        # Allocate: tensors that a backward needs stand alone, others are cut from the workspace.
+        # Step 1: allocate.  Tensors that a backward needs stand alone, others are cut from the workspace.
         q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
         plan, memory = self.device_plan, self.device_plan.memory
         save_fetched = save_for_backward and not plan.refetch
@@ -92,12 +92,12 @@ class Executor:
         operands = _cut_operands(plan, saved)
         q, k, v, out, _ = operands
 
-        # Dispatch all chunks at once.
+        # Step 2: dispatch all chunks at once.
         exchange = Exchange(plan, self.group, space)
         chunks, idle = range(plan.chunks), plan.idle_forward
         inbound = [exchange.dispatch(chunk, q, k, v) for chunk in chunks]
 
-        # Attend and return, chunk by chunk; returns of idle chunks come before all computation.
+        # Step 3: attend and return, chunk by chunk; an idle chunk's return waits for no computation.
         pending = [exchange.post_return(n, out, inbound[n].q) for n in chunks[:idle]]
         _attend(plan, LOCAL, operands, scale)
         for chunk in chunks:
@@ -105,6 +105,8 @@ class Executor:
             _attend(plan, chunk, operands, scale)
             if chunk >= idle:
                 pending.append(exchange.post_return(chunk, out, inbound[chunk].q))
+
+        # Step 4: wait for what returns.
         for output in pending:
             if output is not None:
                 output.finish()
@@ -123,7 +125,7 @@ class Executor:
         dK and dV are summed in fp32 (fp64 for fp64): this worker's own part first, then the parts
         of other workers, chunk by chunk in worker order, so that repeated runs are bit-identical.
         """
-        # Allocate.
+        # Step 1: allocate.
         plan, memory = self.device_plan, self.device_plan.memory
         dtype, accum_dtype = dout_TNE.dtype, _accumulator(dout_TNE.dtype)
         accum, space = self.workspace.open(
@@ -138,30 +140,30 @@ class Executor:
         grads = _allocate_grads(plan, accum, space, dout_TNE.contiguous(), saved)
         scratch = CastScratch(*(accum.take(elements) for elements in memory.cast_scratch))
 
-        # Dispatch all chunks at once: dO, and K, V and Q again where they were not saved.
+        # Step 2: dispatch all chunks at once: dO, and K, V and Q again where they were not saved.
         exchange = Exchange(plan, self.group, space)
         chunks, idle = range(plan.chunks), plan.idle_backward
         douts, inbound = [], []
         for chunk in chunks:
-            douts.append(exchange.post_queries(chunk, grads.dout))
+            douts.append(Inbound((), exchange.post_queries(chunk, grads.dout)))
             if plan.refetch:
                 inbound.append(exchange.dispatch(chunk, *operands[:3]))
-        queries = [arriving.q for arriving in inbound] if plan.refetch else douts
+        queries = inbound if plan.refetch else douts
 
-        # Attend and return, chunk by chunk, as in the forward.
+        # Step 3: attend and return, chunk by chunk, as in the forward.
         returns = _GradReturns(exchange, scratch, grads)
         for chunk in chunks[:idle]:
-            returns.post(chunk, queries[chunk])
+            returns.post(chunk, queries[chunk].q)
         _attend(plan, LOCAL, operands, scale, grads)
         for chunk in chunks:
-            if (dout := douts[chunk]) is not None:
-                with stage("wait"):
-                    dout.wait()
+            douts[chunk].wait()
             if plan.refetch:
                 exchange.complete(chunk, inbound)
             _attend(plan, chunk, operands, scale, grads)
             if chunk >= idle:
-                returns.post(chunk, queries[chunk])
+                returns.post(chunk, queries[chunk].q)
+
+        # Step 4: wait for what returns, add it up, and round the sums once.
         returns.finish()
         return grads.dq.local, grads.dk.local.to(dtype), grads.dv.local.to(dtype)
 
@@ -195,7 +197,7 @@ class _GradReturns:
                 self._blocked.append(reduce)
             else:
                 reduce.send()
-                self._pending.append(reduce)
+        self._pending += reduces
 
     def finish(self) -> None:
         """Wait for all gradients and add them up."""
@@ -204,10 +206,8 @@ class _GradReturns:
             pending.finish()
 
     def _send_blocked(self) -> None:
-        for reduce in self._blocked:
-            reduce.send()
-            self._pending.append(reduce)
-        self._blocked.clear()
+        while self._blocked:
+            self._blocked.pop(0).send()
 
 
 def _attend(
@@ -219,7 +219,7 @@ def _attend(
 ) -> None:
     """Run the kernel calls that wait for `chunk`: their backward if `grads` are given."""
     q, k, v, out, lse = operands
-    for call in plan.calls_of(chunk):
+    for call in plan.calls[chunk]:
         at_q, at_kv = call.q_buffer, call.kv_buffer
         buffers = Buffers(q[at_q], k[at_kv], v[at_kv], out[at_q], lse[call.lse])
         if grads is None:
@@ -253,7 +253,7 @@ def _allocate_grads(
     dq_TND = torch.empty_like(saved.q_TND)
     _zero_padding(plan, dq_TND)
     peer_dq, peer_dkv = space.take(memory.fetched_q), accum.take(memory.fetched_kv).zero_()
-    if accum.dtype == space.dtype:
+    if accum.flat.dtype == space.flat.dtype:
         dk_TND, dv_TNE = torch.zeros_like(saved.k_TND), torch.zeros_like(saved.v_TNE)
     else:  # the results are cast from these sums
         dk_TND = accum.take(*saved.k_TND.shape).zero_()

@@ -59,7 +59,7 @@ class KVGradReduce:
         """Room for the sums in the dtype that travels, where they have to be permuted too."""
         if (
             self._permutation.buffer_of_landed is not None
-            and self._sums_RW.dtype != exchange.space.dtype
+            and self._sums_RW.dtype != exchange.space.flat.dtype
         ):
             self._cast_RW = exchange.space.take(*self._sums_RW.shape)
 

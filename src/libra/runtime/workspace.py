@@ -21,31 +21,25 @@ from libra.plan.attention_calls import LOCAL
 
 def piece(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
     """Elements of a flat tensor from `start` on, as a contiguous tensor of that shape: one view."""
-    strides = [1] * len(shape)
+    strides = [1] * len(shape)  # shape (2, 3, 4) has strides 12, 4, 1
     for axis in range(len(shape) - 1, 0, -1):
         strides[axis - 1] = strides[axis] * shape[axis]
     return flat.as_strided(shape, strides, flat.storage_offset() + start)
 
 
+@dataclass(slots=True, eq=False)
 class Space:
     """A flat buffer from which contiguous tensors are cut, from front to back."""
 
-    __slots__ = ("_at", "_flat")
-
-    def __init__(self, flat: Tensor) -> None:
-        self._flat = flat
-        self._at = 0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the tensors that `take` returns."""
-        return self._flat.dtype
+    flat: Tensor
+    taken: int = 0
+    """Elements that are cut off already."""
 
     def take(self, *shape: int) -> Tensor:
         """The next elements as a contiguous tensor of that shape, uninitialised."""
-        start, self._at = self._at, self._at + math.prod(shape)
-        assert self._at <= len(self._flat), "the workspace is smaller than its plan"
-        return piece(self._flat, start, shape)
+        start, self.taken = self.taken, self.taken + math.prod(shape)
+        assert self.taken <= len(self.flat), "the workspace is smaller than its plan"
+        return piece(self.flat, start, shape)
 
 
 class Workspace:
@@ -65,19 +59,18 @@ class Workspace:
         The memory is no longer in use by earlier calls of the current stream.
         """
         stream = torch.cuda.current_stream(device).stream_id if device.type == "cuda" else 0
-        nbytes = sum(dtype.itemsize * elements for dtype, elements in parts)
+        sizes = [dtype.itemsize * elements for dtype, elements in parts]
         flat = self._bytes.get((device, stream))
-        if flat is None or len(flat) < nbytes:
+        if flat is None or len(flat) < sum(sizes):
             self._bytes.pop((device, stream), None)
             flat = None  # free the old allocation before making the new one
             with torch.inference_mode(False):  # a later call may record gradients
-                flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
+                flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
             self._bytes[device, stream] = flat
         spaces, start = [], 0
-        for dtype, elements in parts:
-            stop = start + dtype.itemsize * elements
-            spaces.append(Space(flat[start:stop].view(dtype)))
-            start = stop
+        for (dtype, _), size in zip(parts, sizes, strict=True):
+            spaces.append(Space(flat[start : start + size].view(dtype)))
+            start += size
         return spaces
 
     def release(self) -> None:

@@ -31,10 +31,10 @@ def test_permutations_are_inverses_of_each_other(worker: int) -> None:
 def test_calls_run_once_and_share_one_lse(worker: int) -> None:
     rank_plan = make_rank_plan(pool_plan(), worker)
     prepared = make_device_plan(rank_plan, pool_plan().heads, NoKernel(), CPU)
-    calls = [call for chunk in (LOCAL, 0, 1) for call in prepared.calls_of(chunk)]
+    calls = [call for chunk in (LOCAL, 0, 1) for call in prepared.calls[chunk]]
     assert {id(call.prepared) for call in calls} == {id(call) for call in rank_plan.calls}
     assert all(
-        call.prepared.chunk == chunk for chunk in (LOCAL, 0, 1) for call in prepared.calls_of(chunk)
+        call.prepared.chunk == chunk for chunk in (LOCAL, 0, 1) for call in prepared.calls[chunk]
     )
     covered = np.concatenate([np.arange(call.lse.start, call.lse.stop) for call in calls])
     assert sorted(covered.tolist()) == list(range(prepared.lse_size))

@@ -36,7 +36,7 @@ def test_the_next_call_finds_the_same_memory() -> None:
 def test_sums_lie_before_what_is_narrower() -> None:
     exact, space = Workspace().open(CPU, (torch.float32, 3), (torch.bfloat16, 5))
     assert space.take(5).data_ptr() == exact.take(3).data_ptr() + 3 * 4
-    assert (exact.dtype, space.dtype) == (torch.float32, torch.bfloat16)
+    assert (exact.flat.dtype, space.flat.dtype) == (torch.float32, torch.bfloat16)
 
 
 def test_it_grows_to_the_largest_call_whatever_its_dtypes() -> None:
