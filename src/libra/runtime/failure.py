@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Final
 
 import torch.distributed as dist
 
@@ -21,18 +22,19 @@ from libra.runtime.torch_private import default_store
 _POLL = timedelta(seconds=1)
 _GRACE_SECONDS = 5.0
 
+process_ends: Final = threading.Event()
+"""Set at the end of this process: its threads then stop waiting for other ranks."""
+
 
 class BrokenGroupError(RuntimeError):
     """An operation of a process group failed: its ranks cannot go on together."""
 
 
-def finish(
-    work: dist.Work | None, group: dist.ProcessGroup, leaving: threading.Event | None = None
-) -> None:
+def finish(work: dist.Work | None, group: dist.ProcessGroup) -> None:
     """Wait for an operation on a CPU group.
 
     Raises BrokenGroupError if the operation fails, if another rank of the group has opened a roll
-    call, or once `leaving` is set.
+    call, or once `process_ends` is set.
     """
     assert work is not None, "this rank is not in the group"
     while not work.is_completed():
@@ -41,7 +43,7 @@ def finish(
         except RuntimeError:
             if work.is_completed():
                 break
-            if leaving is not None and leaving.is_set():
+            if process_ends.is_set():
                 raise BrokenGroupError("this rank is ending") from None
             if _is_called(dist.get_process_group_ranks(group)):
                 raise BrokenGroupError("another rank of the pool has seen the failure") from None
@@ -86,9 +88,11 @@ def _call_roll(ranks: Sequence[int]) -> list[int] | None:
     """Ranks that do not sign in within the grace; None if the store never answered."""
     missing: list[int] | None = None
     try:
+        # Step 1: sign in, then call the others.
         store = default_store()
         store.set(f"{_roll(ranks)}/{dist.get_rank()}", "here")
         store.set(f"{_roll(ranks)}/called", "")
+        # Step 2: look who has signed in, until all have or the grace is over.
         until = time.monotonic() + _GRACE_SECONDS
         while missing != [] and time.monotonic() < until:
             missing = [rank for rank in ranks if not store.check([f"{_roll(ranks)}/{rank}"])]

@@ -42,23 +42,22 @@ def find_problem(
     """The first problem of q, k and v for a microbatch that gives this rank `rows` of `tokens`;
     None if there is none.
     """
-    named = {"q": q, "k": k, "v": v}
-    shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in named.items())
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 3:
         return f"q, k and v must be [tokens on this rank, heads, head dim]; got {shapes}"
     if not q.dtype == k.dtype == v.dtype:
-        dtypes = ", ".join(f"{name} {tensor.dtype}" for name, tensor in named.items())
+        dtypes = f"q {q.dtype}, k {k.dtype}, v {v.dtype}"
         return f"q, k and v must share one dtype; got {dtypes}: cast them before the call"
     if q.dtype not in _DTYPES:
         return f"dtype {q.dtype} is not supported; use bfloat16, float16, float32 or float64"
     if not q.device == k.device == v.device:
-        devices = ", ".join(f"{name} on {tensor.device}" for name, tensor in named.items())
+        devices = f"q on {q.device}, k on {k.device}, v on {v.device}"
         return f"q, k and v must be on one device; got {devices}"
     if not q.shape[0] == k.shape[0] == v.shape[0] == rows:
         return (
             f"this rank holds {rows} of the microbatch's {tokens} tokens (CP {cp_size}, "
-            f"{config.shard_layout} shards), but got "
-            f"{shapes}: cu_seqlens (with tokens=...) must sum to the tokens given"
+            f"{config.shard_layout} shards), but got {shapes}: cu_seqlens (with tokens=...) must "
+            "sum to the tokens given"
         )
     if k.shape[1] != v.shape[1] or not k.shape[1] or q.shape[1] % k.shape[1]:
         return f"key and value heads must be equal and divide the query heads; got {shapes}"

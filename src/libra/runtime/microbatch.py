@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from libra.config import HeadShape, PoolConfig
+from libra.data.lengths import IntArray
 from libra.plan.plan_pool import PoolPlan
 from libra.runtime.consensus import reach_consensus
 from libra.runtime.device_plan import make_device_plan
@@ -34,8 +33,6 @@ from libra.runtime.planner_thread import Planned, Planner, lengths_digest
 from libra.runtime.process_groups import Groups, Membership
 from libra.runtime.speed import SpeedMeter
 from libra.runtime.workspace import Workspace
-
-IntArray = NDArray[np.int64]
 
 INNERMOST: Final = 0
 """In place of a serial, which counts from 1: the microbatch of the innermost `with`."""
@@ -70,7 +67,7 @@ def find_microbatch(serial: int) -> Microbatch:
     return microbatch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PoolRuntime:
     """State of a pool that its microbatches share."""
 
@@ -85,8 +82,8 @@ class PoolRuntime:
     """Head shapes for which every microbatch is planned."""
     prefetched: list[Microbatch] = field(default_factory=list)
     """Microbatches planned ahead, in order."""
-    faults: list[str] = field(default_factory=list)
-    """Reasons for which this rank, and so every rank, refuses all further calls."""
+    fault: str | None = None
+    """Why this rank, and so every rank, refuses all further calls, if it does."""
     _devices: dict[torch.device, tuple[Kernel, torch.cuda.Stream | None]] = field(
         default_factory=dict
     )
@@ -102,9 +99,13 @@ class PoolRuntime:
             self._devices[device] = (timed, stream)
         return self._devices[device]
 
-    def fault(self) -> str | None:
-        """The first fault, if there is one."""
-        return self.faults[0] if self.faults else None
+    def missing_kernel(self, device: torch.device) -> str | None:
+        """Why there is no attention kernel for a device, if there is none."""
+        try:
+            self.on_device(device)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def plan_for(self, heads: HeadShape) -> None:
         """Plan coming microbatches, and those already prefetched, for this head shape too."""
@@ -112,6 +113,11 @@ class PoolRuntime:
             self.heads.append(heads)
             for microbatch in self.prefetched:
                 microbatch.start_planning(heads)
+
+    def agree(self, where: str, problem: str | None, facts: Mapping[str, object]) -> None:
+        """`reach_consensus` of the pool, with an earlier fault as this rank's problem."""
+        with naming_lost_ranks(where, self.membership.ranks):
+            reach_consensus(self.groups.consensus, where, self.fault or problem, facts)
 
     @contextmanager
     def exchanging(self, stage: str) -> Iterator[None]:
@@ -125,11 +131,11 @@ class PoolRuntime:
                 yield
         except BaseException as error:
             self.workspace.release()
-            self.faults.append(
+            self.fault = self.fault or (
                 f"an attention call ended midway ({type(error).__name__}: {error}) and left "
                 "transfers of this pool under way; make a new pool, with groups of its own"
             )
-            logger.warning("pool of ranks %s: %s", self.membership.ranks, self.faults[-1])
+            logger.warning("pool of ranks %s: %s", self.membership.ranks, self.fault)
             raise
 
 
@@ -189,16 +195,13 @@ class Microbatch:
         """Forward of one layer.  Collective over the pool."""
         runtime, qkv = self._runtime, (q_TND, k_TND, v_TNE)
         self.calls += 1
+        # Step 1: all ranks accept the call, or all refuse it.
         config, cp_size = runtime.config, runtime.membership.cp_size
-        problem = (
-            runtime.fault()
-            or find_problem(*qkv, self.rows, self.tokens, config, cp_size)
-            or self._missing_kernel(q_TND.device)
-        )
+        problem = find_problem(*qkv, self.rows, self.tokens, config, cp_size)
+        problem = problem or runtime.missing_kernel(q_TND.device)
         facts: dict[str, object] = {"scale": scale, "grad": save_for_backward}
-        if problem is None:
-            facts |= describe(*qkv)
-        self._agree("attention", problem, facts)
+        self._agree("attention", problem, facts if problem else facts | describe(*qkv))
+        # Step 2: compute it, with the plan for its head shape.
         executor = self._executor(head_shape(*qkv), q_TND.device)
         with runtime.exchanging("the forward exchange"):
             return executor.forward(*qkv, scale, save_for_backward=save_for_backward)
@@ -215,10 +218,13 @@ class Microbatch:
         All ranks first agree on the `call`: a rank whose loss left out a call's output goes on to
         another call's backward, or to the next microbatch, and then all ranks raise an error.
         """
-        self._agree("attention's backward", self._runtime.fault(), {"call": call})
+        self._agree("attention's backward", None, {"call": call})
         executor = self._executor(head_shape(*saved[:3]), dout_TNE.device)
         with self._runtime.exchanging("the backward exchange"):
             return executor.backward(dout_TNE, saved, scale)
+
+    def _agree(self, where: str, problem: str | None, facts: Mapping[str, object]) -> None:
+        self._runtime.agree(where, problem, {"microbatch": f"{self.digest:x}", **facts})
 
     def _executor(self, heads: HeadShape, device: torch.device) -> Executor:
         key = (heads, device)
@@ -228,28 +234,10 @@ class Microbatch:
             runtime.plan_for(heads)
             kernel, stream = runtime.on_device(device)
             refetch = runtime.config.backward == "refetch"
-            device_plan = make_device_plan(
-                rank_plan, heads, kernel, device, stream, refetch=refetch
-            )
-            self._executors[key] = Executor(device_plan, runtime.groups.exchange, runtime.workspace)
+            plan = make_device_plan(rank_plan, heads, kernel, device, stream, refetch=refetch)
+            self._executors[key] = Executor(plan, runtime.groups.exchange, runtime.workspace)
         return self._executors[key]
 
     def _wait_for_plan(self, heads: HeadShape) -> Planned:
         with naming_lost_ranks("planning", self._runtime.membership.ranks):
             return self.start_planning(heads).result()
-
-    def _missing_kernel(self, device: torch.device) -> str | None:
-        try:
-            self._runtime.on_device(device)
-        except ValueError as error:
-            return str(error)
-        return None
-
-    def _agree(self, where: str, problem: str | None, facts: Mapping[str, object]) -> None:
-        with naming_lost_ranks(where, self._runtime.membership.ranks):
-            reach_consensus(
-                self._runtime.groups.consensus,
-                where,
-                problem,
-                {"microbatch": f"{self.digest:x}", **facts},
-            )

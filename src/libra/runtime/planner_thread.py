@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -26,14 +26,14 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from libra.config import HeadShape, PoolConfig
+from libra.data.lengths import IntArray
 from libra.plan.plan_pool import PoolPlan, plan_pool
 from libra.plan.pool_plan import fingerprint
 from libra.plan.rank_plan import RankPlan, make_rank_plan
 from libra.runtime.consensus import gather, reach_consensus
-from libra.runtime.failure import finish
+from libra.runtime.failure import finish, process_ends
+from libra.runtime.process_groups import Membership
 from libra.runtime.speed import SpeedMeter, relative_speeds
-
-IntArray = NDArray[np.int64]
 
 _LEAVE_SECONDS = 3.0
 
@@ -57,18 +57,15 @@ class Planner:
     def __init__(
         self,
         group: dist.ProcessGroup,
-        worker: int,
-        cp_size: int,
+        membership: Membership,
         config: PoolConfig,
         meter: SpeedMeter | None = None,
     ) -> None:
         self._group = group
-        self._worker = worker
-        self._cp_size = cp_size
+        self._membership = membership
         self._config = config
         self._meter = meter
         self._jobs: _Jobs = SimpleQueue()
-        self._leaving = threading.Event()
         self._closed = False
         self.submitted = 0
         """Number of jobs so far, equal on all ranks that are in step."""
@@ -89,7 +86,7 @@ class Planner:
     def catch_up(self, submitted: int) -> None:
         """Add refusals up to `submitted` jobs where other ranks have more; their jobs then fail."""
         while self.submitted < submitted:
-            self._submit(lambda: self._agree("no planning", None, {}))
+            self._submit(lambda: reach_consensus(self._group, "no planning", None, {}))
 
     def shutdown(self) -> None:
         """Finish the jobs submitted so far and end the thread.
@@ -97,9 +94,8 @@ class Planner:
         Jobs that have not started are not cancelled: other ranks may have started theirs, and
         would wait for this rank.
         """
-        if not self._closed:
-            self._closed = True
-            self._jobs.put(None)
+        self._closed = True
+        self._jobs.put(None)
         self._thread.join()
 
     def _submit(self, job: Callable[[], _Result]) -> Future[_Result]:
@@ -112,29 +108,28 @@ class Planner:
 
     def _plan(self, cu_seqlens: tuple[IntArray, ...], tokens: int, heads: HeadShape) -> Planned:
         """The body of a job; collective over the pool's planner threads."""
-        start = time.perf_counter()
+        start, group, cp_size = time.perf_counter(), self._group, self._membership.cp_size
         # Step 1: all ranks agree on the microbatch, and share their measured speeds.
         digest = lengths_digest(cu_seqlens)
         facts = {
             "configuration": self._config,
             "heads": heads,
-            "CP": self._cp_size,
+            "CP": cp_size,
             "tokens": tokens,
             "lengths": f"{digest:x}",
         }
-        self._agree("planning", None, facts)
+        reach_consensus(group, "planning", None, facts)
         speeds = None
         if self._meter is not None:
-            reading = torch.tensor(self._meter.reading)
-            speeds = relative_speeds(gather(self._group, reading, self._leaving).numpy())
+            speeds = relative_speeds(gather(group, torch.tensor(self._meter.reading)).numpy())
 
         # Step 2: worker 0 plans.
         plan, problem = None, None
-        if self._worker == 0:
+        if self._membership.worker == 0:
             try:
                 plan = plan_pool(
                     cu_seqlens,
-                    cp_size=self._cp_size,
+                    cp_size=cp_size,
                     config=self._config,
                     heads=heads,
                     tokens=tokens,
@@ -142,46 +137,43 @@ class Planner:
                 )
             except Exception as error:  # of any type: all ranks have to raise it
                 problem = str(error) or type(error).__name__
-        self._agree("plan made", problem, {})
+        reach_consensus(group, "plan made", problem, {})
 
         # Step 3: all workers receive the plan, and agree that it is this microbatch's.
         buffer = self._broadcast(None if plan is None else plan.to_buffer())
-        received: dict[str, object] = {}
+        received = {}
         try:
             plan = PoolPlan.from_buffer(buffer, self._config, heads) if plan is None else plan
             self._check(plan, tokens, digest)
-            received = {"plan": f"{plan.digest():x}"}
+            received["plan"] = f"{plan.digest():x}"
         except ValueError as error:  # a foreign or damaged buffer, or another microbatch's plan
             problem = str(error)
-        self._agree("plan received", problem, received)
+        reach_consensus(group, "plan received", problem, received)
         assert plan is not None
-        planned = Planned(plan, make_rank_plan(plan, self._worker))
+        planned = Planned(plan, make_rank_plan(plan, self._membership.worker))
         _log_plan(plan, time.perf_counter() - start)
         return planned
 
     def _check(self, plan: PoolPlan, tokens: int, digest: int) -> None:
-        expected = (tokens, self._cp_size, digest)
-        if (plan.tokens, plan.cp_size, lengths_digest(plan.cu_seqlens)) != expected:
+        cp_size = self._membership.cp_size
+        if (plan.tokens, plan.cp_size, lengths_digest(plan.cu_seqlens)) != (
+            tokens,
+            cp_size,
+            digest,
+        ):
             raise ValueError(
                 f"the plan is for another microbatch: {plan.tokens} tokens at CP {plan.cp_size}, "
-                f"not {tokens} at CP {self._cp_size}, or other sample lengths"
+                f"not {tokens} at CP {cp_size}, or other sample lengths"
             )
-
-    def _agree(self, where: str, problem: str | None, facts: Mapping[str, object]) -> None:
-        reach_consensus(self._group, where, problem, facts, self._leaving)
 
     def _broadcast(self, buffer: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
         """Worker 0's buffer; the other workers give None."""
+        group = self._group
         size = torch.tensor([0 if buffer is None else len(buffer)])
-        self._finish(dist.broadcast(size, group=self._group, group_src=0, async_op=True))
-        data = torch.empty(int(size), dtype=torch.uint8)
-        if buffer is not None:
-            data.copy_(torch.tensor(buffer))
-        self._finish(dist.broadcast(data, group=self._group, group_src=0, async_op=True))
+        finish(dist.broadcast(size, group=group, group_src=0, async_op=True), group)
+        data = torch.empty(int(size), dtype=torch.uint8) if buffer is None else torch.tensor(buffer)
+        finish(dist.broadcast(data, group=group, group_src=0, async_op=True), group)
         return data.numpy()
-
-    def _finish(self, work: dist.Work | None) -> None:
-        finish(work, self._group, self._leaving)
 
 
 def lengths_digest(cu_seqlens: Sequence[IntArray]) -> int:
@@ -214,6 +206,6 @@ def _work(jobs: _Jobs) -> None:
 def _leave(planner: weakref.ref[Planner]) -> None:
     """At the end of the process, end a thread that waits for other ranks."""
     if (left := planner()) is not None:
-        left._leaving.set()
+        process_ends.set()
         left._jobs.put(None)
         left._thread.join(_LEAVE_SECONDS)

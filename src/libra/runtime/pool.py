@@ -6,24 +6,23 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch.distributed.device_mesh import DeviceMesh
 
 from libra.config import HeadShape, PoolConfig
 from libra.data.cp_shards import local_positions
-from libra.data.lengths import check_cu_seqlens
-from libra.runtime.consensus import gather, reach_consensus, reach_consensus_at_store
+from libra.data.lengths import IntArray, check_cu_seqlens
+from libra.runtime.consensus import gather, reach_consensus_at_store
 from libra.runtime.failure import naming_lost_ranks
 from libra.runtime.kernels.interface import Kernel
 from libra.runtime.microbatch import Microbatch, PoolRuntime
 from libra.runtime.planner_thread import Planner
 from libra.runtime.process_groups import Groups, Membership, find_membership, make_groups
 from libra.runtime.speed import SpeedMeter
-
-IntArray = NDArray[np.int64]
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +60,18 @@ class SequencePool:
             {"configuration": config, "mesh": f"{mesh.mesh_dim_names} {tuple(mesh.mesh.shape)}"},
         )
         membership = find_membership(mesh, config.pool_size, dp, cp)
-        groups = groups or make_groups(membership, mesh.device_type, timeout)
+        self.config: Final[PoolConfig] = config
+        """The configuration, equal on all ranks."""
+        self.membership: Final[Membership] = membership
+        """The ranks of this pool, and this rank's place among them."""
+        self.groups: Final[Groups] = groups or make_groups(membership, mesh.device_type, timeout)
+        """The process groups, which another pool of the same members may reuse after `close`."""
         meter = SpeedMeter() if config.speeds == "measured" else None
         self._runtime = PoolRuntime(
             config=config,
             membership=membership,
-            groups=groups,
-            planner=Planner(groups.planner, membership.worker, membership.cp_size, config, meter),
+            groups=self.groups,
+            planner=Planner(self.groups.planner, membership, config, meter),
             kernel_choice=kernel,
             meter=meter,
             heads=[] if heads is None else [heads],
@@ -81,21 +85,6 @@ class SequencePool:
             f"SequencePool(ranks={list(m.ranks)}, worker={m.worker}, cp={m.cp_size}, {self.config})"
         )
 
-    @property
-    def config(self) -> PoolConfig:
-        """The configuration, equal on all ranks."""
-        return self._runtime.config
-
-    @property
-    def membership(self) -> Membership:
-        """The ranks of this pool, and this rank's place among them."""
-        return self._runtime.membership
-
-    @property
-    def groups(self) -> Groups:
-        """The process groups, which another pool of the same members may reuse after `close`."""
-        return self._runtime.groups
-
     def microbatch(
         self, cu_seqlens: ArrayLike | torch.Tensor, *, tokens: int | None = None
     ) -> Microbatch:
@@ -106,15 +95,16 @@ class SequencePool:
         bounds.  Collective over the pool; raises the same ValueError on every rank for lengths that
         do not fit or differ inside a CP group.
         """
-        runtime, membership = self._runtime, self.membership
-        bounds, problem = _checked([cu_seqlens], tokens)
-        own = bounds[0] if bounds else np.zeros(1, dtype=np.int64)
+        m, problem = self.membership, None
+        own = np.zeros(1, dtype=np.int64)
+        try:
+            (own,) = _check_bounds([cu_seqlens], tokens)
+        except ValueError as error:
+            problem = str(error)
         length = int(own[-1]) if tokens is None else tokens
-        with naming_lost_ranks("microbatch", membership.ranks):
-            facts = {"tokens": length, "configuration": self.config, "CP": membership.cp_size}
-            reach_consensus(
-                runtime.groups.consensus, "microbatch", runtime.fault() or problem, facts
-            )
+        facts = {"tokens": length, "configuration": self.config, "CP": m.cp_size}
+        self._runtime.agree("microbatch", problem, facts)
+        with naming_lost_ranks("microbatch", m.ranks):
             begun = self._take_prefetched(own, length)
             begun = begun or self._make(self._gather_bounds(own), length)
         self._live.append(begun)  # only now: any number may be planned ahead
@@ -132,13 +122,11 @@ class SequencePool:
         Every rank of the pool makes the same calls in the same order, and `microbatch` later
         follows that order.  Waits for nothing.
         """
-        bounds, problem = _checked(cu_seqlens_per_pack, tokens)
-        if problem is None and len(bounds) != self.config.pool_size:
-            problem = (
+        bounds = _check_bounds(cu_seqlens_per_pack, tokens)
+        if len(bounds) != self.config.pool_size:
+            raise ValueError(
                 f"prefetch got {len(bounds)} packs for a pool of pool_size={self.config.pool_size}"
             )
-        if problem is not None:
-            raise ValueError(problem)
         length = int(bounds[0][-1]) if tokens is None else tokens
         self._runtime.prefetched.append(self._make(bounds, length))
 
@@ -154,14 +142,16 @@ class SequencePool:
         earlier ones leave the list.
         """
         prefetched, planner = self._runtime.prefetched, self._runtime.planner
+        # Step 1: look for it, and tell the other ranks its place in the list, counted from 1.
         replica = self.membership.replica
         place, digest = 0, 0
-        for index, each in enumerate(prefetched):
+        for index, each in enumerate(prefetched, start=1):
             if each.tokens == length and np.array_equal(each.cu_seqlens[replica], own):
-                place, digest = index + 1, each.digest
+                place, digest = index, each.digest
                 break
         facts = self._gather([place, digest, planner.submitted], 3)
-        if (facts != facts[0]).any():  # some rank prefetched other packs, or none: begin anew
+        # Step 2: if some rank prefetched other packs, or none, begin anew.
+        if (facts != facts[0]).any():
             logger.warning(
                 "ranks of the pool prefetched different microbatches: %d plans are dropped",
                 len(prefetched),
@@ -169,6 +159,7 @@ class SequencePool:
             planner.catch_up(int(facts[:, 2].max()))
             prefetched.clear()
             return None
+        # Step 3: take it.
         begun = prefetched[place - 1] if place else None
         del prefetched[:place]
         return begun
@@ -204,12 +195,10 @@ class SequencePool:
         return bounds[::cp_size]
 
 
-def _checked(
-    every: Sequence[ArrayLike | torch.Tensor], tokens: int | None
-) -> tuple[list[IntArray], str | None]:
-    """Checked bounds, or the text of the error."""
+def _check_bounds(every: Sequence[ArrayLike | torch.Tensor], tokens: int | None) -> list[IntArray]:
+    """A user's sample bounds as arrays; raises ValueError for wrong ones."""
     try:
         arrays = [cu.cpu().numpy() if isinstance(cu, torch.Tensor) else cu for cu in every]
-        return [check_cu_seqlens(cu, tokens=tokens) for cu in arrays], None
-    except (ValueError, TypeError) as error:
-        return [], str(error)
+        return [check_cu_seqlens(cu, tokens=tokens) for cu in arrays]
+    except TypeError as error:
+        raise ValueError(str(error)) from error

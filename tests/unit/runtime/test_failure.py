@@ -31,11 +31,12 @@ def test_an_operation_that_fails_breaks_the_group() -> None:
         finish(work(waits=[RuntimeError("connection closed")], completes_after=0), GROUP)
 
 
-def test_a_wait_ends_once_this_rank_leaves() -> None:
+def test_a_wait_ends_once_this_rank_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     leaving = threading.Event()
     leaving.set()
+    monkeypatch.setattr(failure, "process_ends", leaving)
     with pytest.raises(BrokenGroupError, match="ending"):
-        finish(work(waits=[RuntimeError("timeout")], completes_after=9), GROUP, leaving)
+        finish(work(waits=[RuntimeError("timeout")], completes_after=9), GROUP)
 
 
 def test_a_wait_ends_once_another_rank_calls_the_roll(store: dist.HashStore) -> None:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import libra
 from libra.runtime import planner_thread
 from libra.runtime.planner_thread import Planner, lengths_digest
+from libra.runtime.process_groups import Membership
 
 CONFIG = libra.PoolConfig(pool_size=1, chunks=1)
 HEADS = libra.HeadShape(2, 1, 4, 8)
@@ -24,7 +25,7 @@ BOUNDS = (np.array([0, 3, 16]),)
 def make_planner() -> Planner:
     world = dist.group.WORLD
     assert world is not None
-    return Planner(world, 0, 1, CONFIG)
+    return Planner(world, Membership(((0,),), 0, 0, 1), CONFIG)
 
 
 @pytest.fixture
