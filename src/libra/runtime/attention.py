@@ -145,12 +145,10 @@ def _attention_backward_fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, _, scale, _ = inputs
-    _, *undifferentiable = output
+    q, k, v, _, ctx.scale, _ = inputs
     ctx.save_for_backward(q, k, v, *output)
-    ctx.mark_non_differentiable(*undifferentiable)
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.scale = scale
 
 
 def _backward(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:

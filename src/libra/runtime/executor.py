@@ -12,7 +12,7 @@ Legend: T local rows, N heads, D key dim, E value dim.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -131,11 +131,9 @@ class Executor:
         accum, space = self.workspace.open(
             dout_TNE.device, (accum_dtype, memory.accum_fp32), (dtype, memory.backward)
         )
-        q_TND, k_TND, v_TNE, out_TNE, lse, peer_out, fetched = saved
-        q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
+        saved = Saved(*map(Tensor.contiguous, saved))
         if plan.refetch:
-            fetched = space.take(memory.fetched)
-        saved = Saved(q_TND, k_TND, v_TNE, out_TNE, lse, peer_out, fetched)
+            saved = saved._replace(fetched=space.take(memory.fetched))
         operands = _cut_operands(plan, saved)
         grads = _allocate_grads(plan, accum, space, dout_TNE.contiguous(), saved)
         scratch = CastScratch(*(accum.take(elements) for elements in memory.cast_scratch))
@@ -168,46 +166,46 @@ class Executor:
         return grads.dq.local, grads.dk.local.to(dtype), grads.dv.local.to(dtype)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _GradReturns:
     """Returns of dQ, dK and dV, posted chunk by chunk in an order that all workers share."""
 
-    def __init__(self, exchange: Exchange, scratch: CastScratch, grads: _GradOperands) -> None:
-        self._exchange = exchange
-        self._scratch = scratch
-        self._grads = grads
-        self._pending: list[PendingOutput | KVGradReduce] = []
-        self._blocked: list[KVGradReduce] = []
-        """Reductions whose second hop is under way and would block the thread."""
+    exchange: Exchange
+    scratch: CastScratch
+    grads: _GradOperands
+    pending: list[PendingOutput | KVGradReduce] = field(default_factory=list)
+    blocked: list[KVGradReduce] = field(default_factory=list)
+    """Reductions whose second hop is under way and would block the thread."""
 
     def post(self, chunk: int, queries: Transfer | None) -> None:
         """Post the gradients that are complete after `chunk`."""
         self._send_blocked()
         reduces = [
-            KVGradReduce(self._exchange, self._scratch, buffer, grad)
-            for buffer in self._exchange.device_plan.kv_returns[chunk]
-            for grad in (self._grads.dk, self._grads.dv)
+            KVGradReduce(self.exchange, self.scratch, buffer, grad)
+            for buffer in self.exchange.device_plan.kv_returns[chunk]
+            for grad in (self.grads.dk, self.grads.dv)
         ]
         for reduce in reduces:
             reduce.collect()
-        dq = self._exchange.post_return(chunk, self._grads.dq, queries)
+        dq = self.exchange.post_return(chunk, self.grads.dq, queries)
         if dq is not None:
-            self._pending.append(dq)
+            self.pending.append(dq)
         for reduce in reduces:
             if reduce.blocks:
-                self._blocked.append(reduce)
+                self.blocked.append(reduce)
             else:
                 reduce.send()
-        self._pending += reduces
+        self.pending.extend(reduces)
 
     def finish(self) -> None:
         """Wait for all gradients and add them up."""
         self._send_blocked()
-        for pending in self._pending:
+        for pending in self.pending:
             pending.finish()
 
     def _send_blocked(self) -> None:
-        while self._blocked:
-            self._blocked.pop(0).send()
+        while self.blocked:
+            self.blocked.pop(0).send()
 
 
 def _attend(

@@ -37,6 +37,8 @@ from libra.runtime.workspace import Workspace
 INNERMOST: Final = 0
 """In place of a serial, which counts from 1: the microbatch of the innermost `with`."""
 
+_KernelAndStream = tuple[Kernel, torch.cuda.Stream | None]
+
 logger = logging.getLogger(__name__)
 
 _serials = itertools.count(1)
@@ -52,10 +54,8 @@ def find_microbatch(serial: int) -> Microbatch:
         if not _active:
             raise RuntimeError(
                 "libra_attention was called outside a microbatch: wrap the forward in `with "
-                "pool.microbatch(cu_seqlens):`. "
-                "Under activation checkpointing the backward runs the forward again, so keep it "
-                "inside as well, "
-                "or pass microbatch=... explicitly"
+                "pool.microbatch(cu_seqlens):`. Under activation checkpointing the backward runs "
+                "the forward again, so keep it inside as well, or pass microbatch=... explicitly"
             )
         return _active[-1]
     microbatch = _microbatches.get(serial)
@@ -84,11 +84,9 @@ class PoolRuntime:
     """Microbatches planned ahead, in order."""
     fault: str | None = None
     """Why this rank, and so every rank, refuses all further calls, if it does."""
-    _devices: dict[torch.device, tuple[Kernel, torch.cuda.Stream | None]] = field(
-        default_factory=dict
-    )
+    _devices: dict[torch.device, _KernelAndStream] = field(default_factory=dict)
 
-    def on_device(self, device: torch.device) -> tuple[Kernel, torch.cuda.Stream | None]:
+    def on_device(self, device: torch.device) -> _KernelAndStream:
         """The attention kernel for a device, and the stream that waits between the hops of K and V
         (None on a CPU).  ValueError if there is no kernel.
         """

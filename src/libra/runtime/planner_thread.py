@@ -111,14 +111,8 @@ class Planner:
         start, group, cp_size = time.perf_counter(), self._group, self._membership.cp_size
         # Step 1: all ranks agree on the microbatch, and share their measured speeds.
         digest = lengths_digest(cu_seqlens)
-        facts = {
-            "configuration": self._config,
-            "heads": heads,
-            "CP": cp_size,
-            "tokens": tokens,
-            "lengths": f"{digest:x}",
-        }
-        reach_consensus(group, "planning", None, facts)
+        facts = {"configuration": self._config, "heads": heads, "CP": cp_size, "tokens": tokens}
+        reach_consensus(group, "planning", None, facts | {"lengths": f"{digest:x}"})
         speeds = None
         if self._meter is not None:
             speeds = relative_speeds(gather(group, torch.tensor(self._meter.reading)).numpy())

@@ -188,9 +188,8 @@ class SequencePool:
             first = worker // cp_size * cp_size
             if not np.array_equal(cu, bounds[first]):
                 raise ValueError(
-                    f"workers {first} and {worker} share one pack (CP {cp_size}) but gave "
-                    "different cu_seqlens; "
-                    "every rank of a CP group passes the bounds of the whole pack"
+                    f"workers {first} and {worker} share one pack (CP {cp_size}) but gave different "
+                    "cu_seqlens; every rank of a CP group passes the bounds of the whole pack"
                 )
         return bounds[::cp_size]
 

@@ -78,6 +78,8 @@ def find_membership(
     if mesh.get_coordinate() is None:
         raise ValueError("this rank is outside the mesh; make the pool on the mesh's ranks only")
     # Move the dp dimensions, then cp, to the end: the ranks of each pool then are neighbours.
+    # Example: dims (dp, tp, cp) of sizes 4, 2, 2 become (tp, dp, cp), and pools of 2 replicas are
+    # rows of 2 * 2 ranks: [0 1 4 5] [8 9 12 13] of tp 0, [2 3 6 7] [10 11 14 15] of tp 1.
     pooled = [names.index(name) for name in dp_names] + ([names.index(cp)] if cp in names else [])
     others = [axis for axis in range(len(names)) if axis not in pooled]
     grid = mesh.mesh.cpu().numpy().transpose(others + pooled)
@@ -103,22 +105,17 @@ def make_groups(
     only if they have made equally many groups before.  Raises RuntimeError if they have not.
     """
     timeout = default_timeout(device_type) if timeout is None else timeout
-    everyone = sum(map(len, membership.pools)) == dist.get_world_size()
-    if not everyone:
+    alone = sum(map(len, membership.pools)) < dist.get_world_size()
+    if alone:
         _check_equal_history(membership.ranks)
-    pools = membership.pools if everyone else (membership.ranks,)
+    pools = (membership.ranks,) if alone else membership.pools
 
     def group(backend: str | None) -> dist.ProcessGroup:
-        groups = [
-            dist.new_group(
-                list(ranks),
-                timeout=timeout,
-                backend=backend,
-                use_local_synchronization=not everyone,
-            )
+        groups = {
+            ranks: dist.new_group([*ranks], timeout, backend, use_local_synchronization=alone)
             for ranks in pools
-        ]
-        mine = groups[pools.index(membership.ranks)]
+        }
+        mine = groups[membership.ranks]
         assert isinstance(mine, dist.ProcessGroup)
         return mine
 
@@ -139,6 +136,6 @@ def _check_equal_history(ranks: Sequence[int]) -> None:
     if len(set(counts.values())) > 1:
         raise RuntimeError(
             "the ranks of this pool have made different numbers of process groups so far: "
-            f"{counts}; "
-            "give SequencePool the mesh of the whole job, or make its pools before other groups"
+            f"{counts}; give SequencePool the mesh of the whole job, or make its pools before "
+            "other groups"
         )
