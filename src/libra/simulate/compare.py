@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from libra.cost.parallelism import Parallelism
 from libra.cost.pipeline import ScheduleName
 from libra.data.packing import Packs
+from libra.data.pools import make_pools
 from libra.simulate.predict import Setting, WindowSeconds, ideal_seconds, scheme_seconds
 from libra.simulate.results import MicrobatchTimes, PipelineResult, SchemeResult, WorkerLoads
 from libra.simulate.schemes import PREDICTED, SCHEMES
@@ -112,9 +113,8 @@ def worker_loads(packs: Packs, setting: Setting) -> WorkerLoads:
     """Load of each worker of the first pool of a window, before and after."""
     size, dp = setting.config.pool_size, setting.parallelism.dp
     # VRSP fills the first pool with the heaviest pack first.
-    in_order = replace(SCHEMES["libra"], order="index")
-    pool = in_order.pools(packs.workloads, size, dp // size)[0]
-    plan = setting.plan(packs, pool.tolist(), setting.config)
+    pool = make_pools(packs.workloads, size, dp // size, order="index")[0]
+    plan = setting.plan(map(packs.lengths_of, pool), packs.tokens, setting.config)
     mean = max(float(plan.load.mean()), 1.0)
     # Ulysses shares a pack equally in its CP group, so all workers of a group have its mean load.
     groups = plan.home_load.reshape(size, -1).mean(axis=1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ class Journal:
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self._path = path
-        self._known: dict[tuple[int, int, int, int], tuple[str, WindowReplay]] = {}
+        self._known: dict[tuple[int, ...], tuple[str, WindowReplay]] = {}
         head = json.loads(json.dumps({"kind": _KIND, "settings": settings}))
         self._read(head)
         try:
@@ -50,9 +50,9 @@ class Journal:
         return figures
 
     def add(self, task: WindowTask, figures: WindowReplay) -> None:
-        """Write one window, at once."""
-        line = {"task": _key(task), "digest": task.digest(), "figures": asdict(figures)}
-        self._write(line)
+        """Write one window, at once, unless it was read here."""
+        if (key := _key(task)) not in self._known:
+            self._write({"task": key, "digest": task.digest(), "figures": asdict(figures)})
 
     def close(self) -> None:
         """Close the file."""
@@ -76,9 +76,8 @@ class Journal:
             try:
                 entry = json.loads(line)
                 if number > 1:
-                    window, pool, block, shards = map(int, entry["task"])
                     figures = WindowReplay.from_json(entry["figures"])
-                    self._known[window, pool, block, shards] = (entry["digest"], figures)
+                    self._known[tuple(map(int, entry["task"]))] = (entry["digest"], figures)
                     continue
                 kind, settings = entry["kind"], entry["settings"]
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -110,6 +109,5 @@ def _same_settings(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) 
             )
 
 
-def _key(task: WindowTask) -> tuple[int, int, int, int]:
-    candidate = task.candidate
-    return (task.window, candidate.pool_size, candidate.block_size, candidate.head_shards)
+def _key(task: WindowTask) -> tuple[int, ...]:
+    return (task.window, *astuple(task.candidate))

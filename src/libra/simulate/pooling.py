@@ -15,10 +15,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import check_count, check_workloads
+from libra.data.lengths import Loads, check_count, check_workloads
 from libra.data.pools import (
     bound,
     check_pool_size,
+    contiguous_pools,
     imbalance,
     place_packs,
     pool_loads,
@@ -54,8 +55,9 @@ def pooling_points(workloads: FloatArray, *, seed: int) -> tuple[PoolingPoint, .
     `workloads` [windows, GBS] are the packs' of every window of the corpus.
     """
     batch = workloads.shape[1]
-    sizes = [1 << i for i in range(batch.bit_length()) if batch % (1 << i) == 0]
-    sizes = [size for size in sizes if size < batch]
+    # The powers of two below GBS: of 12, for example, 1 2 4 (8 does not divide it).
+    powers = (1 << i for i in range((batch - 1).bit_length()))
+    sizes = [size for size in powers if batch % size == 0]
     if not sizes:
         return ()
     # Step 1: packs as they come and as placed, on windows spread over the corpus.
@@ -108,29 +110,26 @@ def pool_curve(windows: Iterable[NDArray[np.int64]], pool_sizes: Sequence[int]) 
 
     Raises ValueError for no window, bad workloads and pool sizes that don't divide GBS.
     """
-    rows, heaviest = [], []
-    for weights in windows:
-        checked = check_workloads(weights)
-        mean = float(checked.mean())
-        heaviest.append(float(checked.max()) / mean if mean else 1.0)
-        rows.append([_imbalances(checked, size) for size in pool_sizes])
-    if not rows:
+    checked = [check_workloads(weights) for weights in windows]
+    if not checked:
         raise ValueError("there is no window: the corpus is smaller than one global batch")
-    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(pool_sizes), 3)
-    return PoolCurve(
-        before=table[:, :, 0],
-        placed=table[:, :, 1],
-        refined=table[:, :, 2],
-        heaviest=np.array(heaviest),
-    )
+    rows = [[_imbalances(weights, size) for size in pool_sizes] for weights in checked]
+    before, placed, refined = np.array(rows).transpose(2, 0, 1)
+    heaviest = np.array([heaviest_pack(weights) for weights in checked])
+    return PoolCurve(before=before, placed=placed, refined=refined, heaviest=heaviest)
 
 
-def _imbalances(weights: NDArray[np.int64] | FloatArray, size: int) -> tuple[float, float, float]:
-    pools = check_pool_size(len(weights), size)
-    before = imbalance(weights.reshape(pools, size).sum(axis=1))
+def heaviest_pack(workloads: Loads) -> float:
+    """Workload of a window's heaviest pack over the mean pack's; 1 where all are zero."""
+    mean = float(workloads.mean())
+    return float(workloads.max()) / mean if mean else 1.0
+
+
+def _imbalances(weights: Loads, size: int) -> list[float]:
+    """Imbalance of a window's pools in sampler order, by VRSP, and refined."""
     placed = place_packs(weights, size)
-    refined = refine_pools(weights, placed)
-    return before, imbalance(pool_loads(weights, placed)), imbalance(pool_loads(weights, refined))
+    groupings = contiguous_pools(len(weights), size), placed, refine_pools(weights, placed)
+    return [imbalance(pool_loads(weights, pools)) for pools in groupings]
 
 
 def expected_imbalance(variation: ArrayLike, packs: ArrayLike, pool_size: ArrayLike) -> FloatArray:
@@ -164,7 +163,7 @@ def random_grouping(
     workloads: ArrayLike,
     *,
     packs: int,
-    pool_sizes: ArrayLike,
+    pool_sizes: Sequence[int],
     draws: int = 1000,
     seed: int = 0,
 ) -> FloatArray:
@@ -180,13 +179,11 @@ def random_grouping(
     check_count("packs", packs)
     check_count("draws", draws)
     check_count("seed", seed, least=0)
-    sizes = np.atleast_1d(np.asarray(pool_sizes, dtype=np.int64))
     if len(weights) < packs:
         raise ValueError(f"the corpus has {len(weights)} packs, less than one window of {packs}")
-    wrong = [size for size in sizes.tolist() if size < 1 or packs % size]
-    if wrong:
-        raise ValueError(f"pool_sizes holds {wrong[0]}, which does not divide packs={packs}")
-    found = np.empty((len(sizes), draws))
+    for size in pool_sizes:
+        check_pool_size(packs, size)
+    found = np.empty((len(pool_sizes), draws))
     source = np.random.default_rng(seed)
     # One shuffle of the corpus gives as many windows as fit into it.
     per_shuffle = len(weights) // packs
@@ -194,7 +191,7 @@ def random_grouping(
         count = min(per_shuffle, draws - start)
         windows = source.permutation(weights)[: count * packs].reshape(count, packs)
         mean = windows.mean(axis=1)
-        for i, size in enumerate(sizes.tolist()):
+        for i, size in enumerate(pool_sizes):
             heaviest = windows.reshape(count, -1, size).mean(axis=2).max(axis=1)
             # A window of padding only is balanced.
             ratio = np.divide(heaviest, mean, out=np.ones(count), where=mean > 0)

@@ -21,10 +21,11 @@ from libra.cost.microbatch import layer_seconds
 from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
 from libra.cost.step import StepSeconds, step_seconds
+from libra.data.lengths import check_choice
 from libra.data.packing import Packs
 from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan
-from libra.simulate.schemes import PREDICTED, Scheme, find_scheme
+from libra.simulate.schemes import PREDICTED, SCHEMES, Scheme
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -51,14 +52,14 @@ class Setting:
         """Heads of one tensor-parallel rank."""
         return self.model.heads(tp=self.parallelism.tp)
 
-    def plan(self, packs: Packs, pool: Iterable[int], config: PoolConfig) -> PoolPlan:
-        """The plan of the packs with these numbers, as one pool."""
+    def plan(self, packs: Iterable[IntArray], tokens: int, config: PoolConfig) -> PoolPlan:
+        """The plan of one pool: `packs` gives the sample lengths of each of its packs."""
         return plan_pool(
-            [packs.cu_seqlens(pack) for pack in pool],
+            [np.append(0, np.cumsum(lengths)) for lengths in packs],
             cp_size=self.parallelism.cp,
             config=config,
             heads=self.heads,
-            tokens=packs.tokens,
+            tokens=tokens,
         )
 
 
@@ -106,13 +107,8 @@ class WindowSeconds:
 
     def take(self, chosen: IntArray) -> WindowSeconds:
         """Those of some pools, in the order given and as often as named."""
-        return replace(
-            self,
-            forward=self.forward[chosen],
-            backward=self.backward[chosen],
-            compute=self.compute[chosen],
-            linear=self.linear[chosen],
-        )
+        arrays = ("forward", "backward", "compute", "linear")
+        return replace(self, **{name: getattr(self, name)[chosen] for name in arrays})
 
     def step(self, setting: Setting) -> StepSeconds:
         """The optimizer step that these pools make."""
@@ -133,11 +129,12 @@ def scheme_seconds(packs: Packs, setting: Setting, key: str) -> WindowSeconds | 
 
     Raises ValueError for an unknown scheme, and for a window or configuration that doesn't fit.
     """
-    scheme = find_scheme(key, PREDICTED)
+    check_choice("scheme", key, PREDICTED)
     if len(packs) != setting.parallelism.global_batch:
         raise ValueError(
             f"a window of {len(packs)} packs for global_batch={setting.parallelism.global_batch}"
         )
+    scheme = SCHEMES[key]
     if scheme.packing == "by-cost":
         return _repacked_seconds(packs, setting)
     if scheme.placement == "tiles":
@@ -155,37 +152,27 @@ def ulysses_seconds(packs: Packs, setting: Setting) -> WindowSeconds:
 
 def _ulysses_cost(lengths: IntArray, tokens: int, setting: Setting) -> AttentionCost:
     """Attention of one pack of `tokens` tokens, padding included, on its own CP group."""
-    plan = plan_pool(
-        [np.append(0, np.cumsum(lengths, dtype=np.int64))],
-        cp_size=setting.parallelism.cp,
-        config=ulysses_baseline(setting.config),
-        heads=setting.heads,
-        tokens=tokens,
-    )
-    return setting.time(plan)
+    return setting.time(setting.plan([lengths], tokens, ulysses_baseline(setting.config)))
 
 
 def _repacked_seconds(packs: Packs, setting: Setting) -> WindowSeconds:
     """The window's samples packed again by cost, each pack on its own CP group."""
     tokens, cp = packs.tokens, setting.parallelism.cp
-    # A sample of l tokens costs l^2 query-key pairs and l tokens of the linear layers.  Their
-    # prices are taken from one sample that fills a pack.
+    # Step 1: the prices of packing.  A sample of l tokens costs l^2 query-key pairs and l tokens of
+    # the linear layers; both prices are taken from one sample that fills a pack.
     whole = _ulysses_cost(np.array([tokens]), tokens, setting)
     a_pair = whole.mean_compute_seconds / tokens**2
     layer = layer_seconds(setting.model, setting.parallelism, setting.time.cluster)
     a_token = (layer.forward + layer.backward) / tokens
-    packed = pack_by_cost(
-        packs.lengths,
-        len(packs),
-        int(setting.most_tokens * tokens),
-        linear_tokens=a_token / a_pair,
-    )
+    most = int(setting.most_tokens * tokens)
+    packed = pack_by_cost(packs.lengths, len(packs), most, linear_tokens=a_token / a_pair)
+    # Step 2: each pack padded to a multiple of cp, a pack without samples too.
     lengths = [packs.lengths[pack] for pack in packed]
     ends = np.array([pack.sum() for pack in lengths])
+    padded = -(-np.maximum(ends, 1) // cp) * cp
     costs = [
-        # padded to a multiple of cp, a pack without samples too
-        _ulysses_cost(pack, -(-max(1, int(end)) // cp) * cp, setting)
-        for pack, end in zip(lengths, ends, strict=True)
+        _ulysses_cost(pack, rows, setting)
+        for pack, rows in zip(lengths, padded.tolist(), strict=True)
     ]
     return WindowSeconds.of_pools(costs, linear=ends / tokens)
 
@@ -213,5 +200,7 @@ def _pooled_seconds(packs: Packs, setting: Setting, scheme: Scheme) -> WindowSec
     time = replace(setting.time, overlap=scheme.overlap)
     config = setting.config.replace(pool_size=size)
     pools = scheme.pools(packs.workloads, size, parallelism.dp // size)
-    costs = [time(setting.plan(packs, pool, config)) for pool in pools.tolist()]
+    costs = [
+        time(setting.plan(map(packs.lengths_of, pool), packs.tokens, config)) for pool in pools
+    ]
     return WindowSeconds.of_pools(costs, pool_size=size)

@@ -28,10 +28,14 @@ from libra.data.lengths import causal_pairs
 from libra.data.packing import Packs
 from libra.data.pools import contiguous_pools, distance_to_bound, imbalance, pool_loads
 from libra.plan.pool_plan import PoolPlan
+from libra.simulate.pooling import heaviest_pack
 from libra.simulate.predict import Setting, WindowSeconds
-from libra.simulate.schemes import Scheme
+from libra.simulate.schemes import SCHEMES
 
 FloatArray = NDArray[np.float64]
+
+LIBRA: Final = SCHEMES["libra"]
+"""Groups the packs of a window into pools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +92,6 @@ class PoolReplay:
     planning_seconds: float
     """Time to make the plan."""
 
-    def values(self) -> dict[str, float]:
-        """Every figure by its name, those of the cost among them."""
-        values = asdict(self)
-        cost: dict[str, float] = values.pop("cost")
-        return values | cost
-
-
-WINDOW_FIGURES: Final = (
-    "heaviest_pack",
-    "pools_before",
-    "pools_after",
-    "pools_above_bound",
-    "steps_before",
-    "steps_after",
-)
-"""Names of the figures of a window."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowReplay:
@@ -131,10 +118,16 @@ class WindowReplay:
         """The attention seconds of the pools."""
         return WindowSeconds.of_pools([pool.cost for pool in self.pools], pool_size=pool_size)
 
-    def pool_values(self) -> dict[str, list[float]]:
-        """Every figure of the pools by its name, one value a pool."""
-        rows = [pool.values() for pool in self.pools]
-        return {name: [row[name] for row in rows] for name in rows[0]}
+    def figures(self) -> dict[str, list[float]]:
+        """Every figure by its name: one value of the window's, one a pool of the pools' and of
+        their costs'.
+        """
+        plain = asdict(self)
+        pools = plain.pop("pools")
+        del plain["window"]
+        rows = [{**pool, **pool["cost"]} for pool in pools]
+        of_pools = {name: [row[name] for row in rows] for name in rows[0] if name != "cost"}
+        return {name: [value] for name, value in plain.items()} | of_pools
 
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> WindowReplay:
@@ -157,8 +150,6 @@ class WindowTask:
     packs: Packs
     candidate: Candidate
     setting: Setting
-    scheme: Scheme
-    """Groups the packs into pools."""
 
     def digest(self) -> str:
         """Fingerprint of the window's packs."""
@@ -174,31 +165,28 @@ def replay_window(task: WindowTask) -> WindowReplay:
     config, spread = task.candidate.config(setting.config), setting.parallelism
     weights = packs.workloads
     # Step 1: pools as the sampler makes them, and a plan of each.
-    pools = task.scheme.pools(weights, size, spread.dp // size)
-    found = tuple(_replay_pool(packs, pool, setting, config) for pool in pools.tolist())
+    pools = LIBRA.pools(weights, size, spread.dp // size)
+    found = []
+    for pool in pools:
+        begin = time.perf_counter()
+        plan = setting.plan(map(packs.lengths_of, pool), packs.tokens, config)
+        seconds = time.perf_counter() - begin
+        found.append(pool_figures(plan, setting.time(plan), planning_seconds=seconds))
     # Step 2: imbalances of the window.
-    mean = float(weights.mean())
     loads = np.array([pool.load for pool in found])
     busiest = np.array([pool.busiest for pool in found])
     pairs = np.array([causal_pairs(0, lengths).sum(dtype=np.float64) for lengths in packs])
     return WindowReplay(
         window=task.window,
-        heaviest_pack=float(weights.max()) / mean if mean else 1.0,
+        heaviest_pack=heaviest_pack(weights),
         pools_before=imbalance(pool_loads(weights, contiguous_pools(len(packs), size))),
         pools_after=imbalance(pool_loads(weights, pools)),
         pools_above_bound=distance_to_bound(weights, pools),
         # Under Ulysses all workers of a pack are equally busy, so a pack stands for each of them.
         steps_before=_step_imbalance(pairs, pairs, spread.dp),
         steps_after=_step_imbalance(busiest, loads / (size * spread.cp), spread.dp // size),
-        pools=found,
+        pools=tuple(found),
     )
-
-
-def _replay_pool(packs: Packs, pool: list[int], setting: Setting, config: PoolConfig) -> PoolReplay:
-    begin = time.perf_counter()
-    plan = setting.plan(packs, pool, config)
-    seconds = time.perf_counter() - begin
-    return pool_figures(plan, setting.time(plan), planning_seconds=seconds)
 
 
 def pool_figures(plan: PoolPlan, cost: AttentionCost, *, planning_seconds: float) -> PoolReplay:

@@ -66,9 +66,6 @@ class Scheme:
     overlap: bool = False
     """Whether chunks overlap transfers with computation."""
 
-    predicted: bool = True
-    """Whether the simulator predicts it."""
-
     def pool_size(self, configured: int, dp_size: int) -> int:
         """Replicas of a pool, where P is `configured`; pools larger than the job shrink to it."""
         sizes = {"replica": 1, "bounded": min(configured, dp_size), "cluster": dp_size}
@@ -100,7 +97,7 @@ class Scheme:
 
 _TABLE: Final = (
     Scheme(key="ulysses", label="Ulysses", placement="ulysses"),
-    Scheme(key="ring", label="ring, zigzag", placement="ring", predicted=False),
+    Scheme(key="ring", label="ring, zigzag", placement="ring"),
     Scheme(key="wlb", label="WLB-LLM style packing", packing="by-cost", placement="ulysses"),
     Scheme(
         key="cluster",
@@ -133,15 +130,8 @@ _TABLE: Final = (
 SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType({each.key: each for each in _TABLE})
 """Every scheme by its key, Ulysses first."""
 
-PREDICTED: Final = tuple(each.key for each in _TABLE if each.predicted)
+PREDICTED: Final = tuple(each.key for each in _TABLE if each.placement != "ring")
 """Keys of the schemes that the simulator predicts."""
 
 MEASURED: Final[tuple[MeasuredKey, ...]] = get_args(MeasuredKey)
 """Keys of the schemes that the benchmark runs."""
-
-
-def find_scheme(key: str, among: tuple[str, ...]) -> Scheme:
-    """The scheme of that key.  Raises ValueError for one that is not `among` the keys given."""
-    if key not in among:
-        raise ValueError(f"scheme is {key!r}; choose one of {', '.join(among)}")
-    return SCHEMES[key]

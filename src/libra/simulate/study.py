@@ -138,7 +138,7 @@ def run_study(config: StudyConfig, progress: Progress) -> Study:
         _keeping(_reader(config), compared, kept),
         config.candidates,
         config.setting,
-        sample=sample,
+        sample,
         workers=options.workers or os.cpu_count() or 1,
         journal=config.journal,
         progress=lambda done, total: progress("replaying candidates", done, total),

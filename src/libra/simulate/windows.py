@@ -15,14 +15,15 @@ from typing import Final, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import MAX_LENGTH, check_count, check_lengths
+from libra.data.lengths import MAX_LENGTH, check_choice, check_count, check_lengths
 from libra.data.packing import LongerCut, Packs
 from libra.simulate.results import CorpusSummary, LengthBins
 from libra.simulate.stream_packing import (
     DEFAULT_BUFFER,
+    NOTHING,
+    OPENS,
     Packing,
     Pieces,
-    Run,
     cut_longer,
     stream_best_fit,
     stream_sequential,
@@ -81,10 +82,8 @@ class WindowReader:
                 f"tokens is {tokens}; L must be less than 2^31, for cu_seqlens are int32"
             )
         check_count("packs", packs)
-        for name, value, kinds in (("packing", packing, Packing), ("longer", longer, LongerCut)):
-            if value not in get_args(kinds):
-                choices = ", ".join(map(repr, get_args(kinds)))
-                raise ValueError(f"{name} is {value!r}; choose one of {choices}")
+        check_choice("packing", packing, get_args(Packing))
+        check_choice("longer", longer, get_args(LongerCut))
         if buffer is not None and packing != "best-fit":
             raise ValueError(
                 f"buffer is {buffer} but packing is {packing!r}; only best-fit has one"
@@ -97,7 +96,6 @@ class WindowReader:
         self._buffer = DEFAULT_BUFFER if buffer is None else check_count("buffer", buffer)
         self._started = False
         self._counts: Counter[str] = Counter()
-        self._used_tokens = 0
         self._shortest, self._longest = MAX_LENGTH, 0
         self._bins = np.zeros((2, len(bin_edges()) - 1), dtype=np.int64)  # samples, tokens
 
@@ -105,7 +103,7 @@ class WindowReader:
     def summary(self) -> CorpusSummary:
         """Everything that has been read so far; complete once iterating has ended."""
         counts = self._counts
-        unused = counts["tokens"] - counts["dropped_tokens"] - self._used_tokens
+        used = counts["tokens_in_windows"]
         return CorpusSummary(
             samples=counts["samples"],
             tokens=counts["tokens"],
@@ -115,8 +113,8 @@ class WindowReader:
             dropped_samples=counts["dropped_samples"],
             dropped_tokens=counts["dropped_tokens"],
             cut_samples=counts["cut_samples"],
-            padding_tokens=counts["padding_tokens"],
-            left_over_tokens=unused,
+            padding_tokens=counts["windows"] * self._packs * self._tokens - used,
+            left_over_tokens=counts["tokens"] - counts["dropped_tokens"] - used,
             windows=counts["windows"],
             histogram=self._histogram(),
         )
@@ -162,35 +160,31 @@ class WindowReader:
             else stream_best_fit(pieces, self._tokens, self._buffer)
         )
         for window in self._group(runs):
-            used = int(window.lengths.sum())
-            self._used_tokens += used
-            self._counts.update(windows=1, padding_tokens=self._packs * self._tokens - used)
+            self._counts.update(windows=1, tokens_in_windows=int(window.lengths.sum()))
             yield window
         if not self._counts["windows"]:
             raise ValueError(self._why_no_window())
 
-    def _group(self, runs: Iterable[Run]) -> Iterator[Packs]:
+    def _group(self, runs: Iterable[Pieces]) -> Iterator[Packs]:
         """The packs of all runs in windows of GBS packs."""
-        held: list[Run] = []
+        held = NOTHING
         for run in runs:
-            held.append(run)
-            if sum(len(counts) for _, counts in held) < self._packs:
-                continue
-            # Join the runs, emit whole windows from the front, and keep the rest as one run.
-            pieces = np.concatenate([each for each, _ in held], axis=1)
-            counts = np.concatenate([each for _, each in held])
-            while len(counts) >= self._packs:
-                offsets = np.append(0, np.cumsum(counts[: self._packs]))
-                lengths, samples, starts = pieces[:, : offsets[-1]]
+            # Step 1: the first piece of every pack that is held, then the number of pieces.
+            pieces = np.concatenate([held, run], axis=1)
+            firsts = np.append(np.flatnonzero(pieces[OPENS]), pieces.shape[1])
+            # Step 2: whole windows from the front; the rest is held.
+            whole = (len(firsts) - 1) // self._packs
+            for first in range(0, whole * self._packs, self._packs):
+                offsets = firsts[first : first + self._packs + 1]
+                lengths, samples, starts, _ = pieces[:, offsets[0] : offsets[-1]]
                 yield Packs(
                     tokens=self._tokens,
                     lengths=lengths,
-                    offsets=offsets,
+                    offsets=offsets - offsets[0],
                     samples=samples,
                     starts=starts,
                 )
-                pieces, counts = pieces[:, offsets[-1] :], counts[self._packs :]
-            held = [(pieces, counts)]
+            held = pieces[:, firsts[whole * self._packs] :]
 
     def _admit(self, chunk: ArrayLike) -> Pieces:
         """Check and count a chunk; the pieces to pack."""
@@ -221,10 +215,9 @@ class WindowReader:
         self._counts.update(samples=len(lengths), tokens=int(lengths.sum()))
         self._shortest = min(self._shortest, int(lengths.min(initial=MAX_LENGTH)))
         self._longest = max(self._longest, int(lengths.max(initial=0)))
-        self._bins[0] += np.histogram(lengths, bin_edges())[0]
-        # Sums of whole numbers are exact in floats, below 2^53 tokens a chunk.
-        tokens = np.histogram(lengths, bin_edges(), weights=lengths.astype(np.float64))[0]
-        self._bins[1] += np.rint(tokens).astype(np.int64)
+        bins = np.searchsorted(bin_edges(), lengths, side="right") - 1
+        self._bins[0] += np.bincount(bins, minlength=self._bins.shape[1])
+        np.add.at(self._bins[1], bins, lengths)
 
     def _why_no_window(self) -> str:
         found = self.summary

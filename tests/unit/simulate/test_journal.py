@@ -12,12 +12,11 @@ import pytest
 from libra.config import PoolConfig
 from libra.cost import CLUSTERS
 from libra.simulate.replay import CandidateReplay, replay
-from libra.simulate.replay_window import Candidate, WindowTask
-from libra.simulate.schemes import SCHEMES
+from libra.simulate.replay_window import LIBRA, Candidate, WindowTask
+from libra.simulate.sample import every_window
 from tests.unit.simulate.small_cluster import CANDIDATES, WINDOWS, make_setting
 from tests.unit.simulate.test_replay import settled
 
-LIBRA = SCHEMES["libra"]
 JOURNALED = WINDOWS[:3]
 OTHER_CLUSTER = replace(make_setting(), time=replace(make_setting().time, cluster=CLUSTERS["a100"]))
 
@@ -30,7 +29,7 @@ def run(journal: Path, **changes: Any) -> list[CandidateReplay]:
         "journal": journal,
         **changes,
     }
-    return replay(**arguments)
+    return replay(sample=every_window(len(arguments["windows"])), **arguments)
 
 
 def explode(task: WindowTask) -> None:
@@ -75,7 +74,7 @@ def test_a_run_that_stops_keeps_what_is_done(tmp_path: Path) -> None:
     class StoppedError(Exception):
         pass
 
-    def stop(done: int, total: int | None) -> None:
+    def stop(done: int, total: int) -> None:
         if done == 3:
             raise StoppedError
 
@@ -100,9 +99,6 @@ def test_more_candidates_and_windows_may_join(journal: Path) -> None:
         ({"setting": make_setting(heads=(8, 2, 32))}, "heads="),
         ({"setting": make_setting(PoolConfig(tolerance=0.1))}, "config=.*0.03.*0.1"),
         ({"setting": make_setting(dp=8)}, "dp_size=16.*dp_size=8"),
-        ({"scheme": replace(LIBRA, refine=False)}, "refine=True"),
-        ({"scheme": replace(LIBRA, order="index")}, "order='grouped'"),
-        ({"scheme": replace(LIBRA, pack_placement="contiguous")}, "placement='vrsp'"),
         ({"setting": OTHER_CLUSTER}, "time=.*H100.*A100"),
         ({"windows": JOURNALED[1:]}, "other packs"),
     ],
@@ -114,6 +110,22 @@ def test_a_journal_of_another_replay_is_refused(
     with pytest.raises(ValueError, match=name):
         run(journal, **changes)
     assert journal.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "changes, name",
+    [
+        ({"refine": False}, "refine=True"),
+        ({"order": "index"}, "order='grouped'"),
+        ({"pack_placement": "contiguous"}, "placement='vrsp'"),
+    ],
+)
+def test_a_journal_of_pools_made_otherwise_is_refused(
+    journal: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], name: str
+) -> None:
+    monkeypatch.setattr("libra.simulate.replay.LIBRA", replace(LIBRA, **changes))
+    with pytest.raises(ValueError, match=name):
+        run(journal)
 
 
 @pytest.mark.parametrize(

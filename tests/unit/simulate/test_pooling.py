@@ -50,7 +50,7 @@ def test_draws_agree_with_every_possible_grouping() -> None:
 
 
 def test_windows_of_padding_are_balanced() -> None:
-    assert random_grouping([0, 0], packs=2, pool_sizes=1, draws=3).tolist() == [0.0]
+    assert random_grouping([0, 0], packs=2, pool_sizes=[1], draws=3).tolist() == [0.0]
     assert variation([0, 0]) == 0
 
 
@@ -58,8 +58,8 @@ def test_windows_of_padding_are_balanced() -> None:
     "changes, message",
     [
         ({"packs": 9}, "8 packs, less than one window of 9"),
-        ({"pool_sizes": [2, 3]}, "3, which does not divide"),
-        ({"pool_sizes": [0]}, "0, which"),
+        ({"pool_sizes": [2, 3]}, "pool_size=3"),
+        ({"pool_sizes": [0]}, "pool_size is 0"),
         ({"draws": 0}, "draws"),
         ({"workloads": [1.0, float("nan")]}, "finite"),
     ],

@@ -75,7 +75,7 @@ def test_a_pool_of_more_than_1024_workers_is_not_planned() -> None:
 @pytest.mark.parametrize(
     "scheme, packs, message",
     [
-        ("ulises", first_window(), "scheme is 'ulises'; choose one of ulysses, wlb"),
+        ("ulises", first_window(), "scheme is 'ulises'; choose one of 'ulysses', 'wlb'"),
         ("libra", window(), "a window of .* packs for global_batch=8"),
     ],
 )

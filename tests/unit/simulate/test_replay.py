@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,10 +14,10 @@ import pytest
 import libra
 from libra.config import PoolConfig
 from libra.data.packing import Packs
+from libra.simulate.predict import Setting
 from libra.simulate.replay import CandidateReplay, replay
 from libra.simulate.replay_window import Candidate
-from libra.simulate.sample import sample_windows
-from libra.simulate.schemes import SCHEMES
+from libra.simulate.sample import every_window, sample_windows
 from tests.unit.simulate.small_cluster import CANDIDATES, WINDOWS, cut, make_setting
 
 LENGTHS = Path(__file__).parents[2] / "data" / "lengths-code.npy"
@@ -33,12 +33,18 @@ def settled(found: CandidateReplay) -> dict[str, object]:
     return {"candidate": found.candidate, "windows": windows, "estimates": estimates}
 
 
+def replay_all(
+    windows: list[Packs], candidates: Sequence[Candidate], setting: Setting
+) -> list[CandidateReplay]:
+    return replay(windows, candidates, setting, every_window(len(windows)))
+
+
 def test_figures_of_a_window_are_those_of_its_plans() -> None:
     config = PoolConfig(tolerance=0.0, ranks_per_node=2)
     setting = make_setting(config)
-    (found,) = replay(WINDOWS, [Candidate(4, 256, 2)], setting)
+    (found,) = replay_all(WINDOWS, [Candidate(4, 256, 2)], setting)
     window, packs = found.windows[1], WINDOWS[1]
-    values = window.pool_values()
+    values = window.figures()
     weights = packs.workloads
     pools = libra.refine_pools(weights, libra.place_packs(weights, 4))
     pools = libra.order_pools(weights, pools, 4)
@@ -68,7 +74,7 @@ def test_figures_of_a_window_are_those_of_its_plans() -> None:
     # one gradient-accumulation index: the busiest worker of all
     every = np.concatenate([plan.load for plan in plans])
     assert window.steps_after == pytest.approx(every.max() / every.mean() - 1)
-    worst = max(max(each.pool_values()["workers_after"]) for each in found.windows)
+    worst = max(max(each.figures()["workers_after"]) for each in found.windows)
     assert found.estimates["workers_after"].most == worst
     assert found.estimates["pools_after"].mean == pytest.approx(
         np.mean([each.pools_after for each in found.windows])
@@ -77,12 +83,12 @@ def test_figures_of_a_window_are_those_of_its_plans() -> None:
 
 def test_steps_are_sums_over_gradient_accumulation_indices() -> None:
     setting = make_setting(dp=4)
-    (found,) = replay(WINDOWS[:1], [Candidate(2, 256, 1)], setting)
+    (found,) = replay_all(WINDOWS[:1], [Candidate(2, 256, 1)], setting)
     window, packs = found.windows[0], WINDOWS[0]
     pairs = np.array([sum(n * (n + 1) // 2 for n in lengths.tolist()) for lengths in packs])
     slowest = pairs.reshape(4, 4).max(axis=1)
     assert window.steps_before == pytest.approx(slowest.sum() / (pairs.mean() * 4) - 1)
-    busiest = np.array(window.pool_values()["busiest"]).reshape(4, 2).max(axis=1)
+    busiest = np.array(window.figures()["busiest"]).reshape(4, 2).max(axis=1)
     mean = pairs.mean() * setting.heads.q / 2  # of a worker at one index
     assert window.steps_after == pytest.approx(busiest.sum() / (4 * mean) - 1)
     assert 0 <= window.steps_after < window.steps_before
@@ -91,12 +97,8 @@ def test_steps_are_sums_over_gradient_accumulation_indices() -> None:
 def test_every_placement_can_be_replayed_ulysses_among_them() -> None:
     for placement, size in (("ulysses", 1), ("paper", 4)):
         config = PoolConfig(pool_size=size, placement=placement)  # type: ignore[arg-type]
-        (found,) = replay(
-            WINDOWS[:2],
-            [Candidate(size, 256, 1)],
-            make_setting(config, dp=8),
-            scheme=SCHEMES["tap"],
-        )
+        # One accumulation index: the order of the pools changes nothing.
+        (found,) = replay_all(WINDOWS[:2], [Candidate(size, 256, 1)], make_setting(config))
         if placement == "ulysses":
             assert found.estimates["workers_after"].most < 1e-12
             before, after = (found.estimates[f"steps_{when}"].mean for when in ("before", "after"))
@@ -104,17 +106,18 @@ def test_every_placement_can_be_replayed_ulysses_among_them() -> None:
 
 
 def test_processes_find_the_same_and_report_progress() -> None:
-    ticks: list[tuple[int, int | None]] = []
-    alone = replay(WINDOWS, CANDIDATES, make_setting())
+    ticks: list[tuple[int, int]] = []
+    alone = replay_all(WINDOWS, CANDIDATES, make_setting())
     shared = replay(
         iter(WINDOWS),
         CANDIDATES,
         make_setting(),
+        every_window(len(WINDOWS)),
         workers=2,
         progress=lambda done, total: ticks.append((done, total)),
     )
     assert [settled(each) for each in shared] == [settled(each) for each in alone]
-    assert ticks == [(i + 1, None) for i in range(2 * len(WINDOWS))]
+    assert ticks == [(i + 1, 2 * len(WINDOWS)) for i in range(2 * len(WINDOWS))]
     assert [each.candidate for each in alone] == list(CANDIDATES)
 
 
@@ -125,7 +128,7 @@ def test_a_sample_reads_its_windows_only_and_bounds_the_corpus() -> None:
     setting = make_setting(heads=(4, 1, 8), tokens=8192, global_batch=64, dp=64, cp=1)
     setting = replace(setting, config=setting.config.replace(chunks=1))
     candidate = Candidate(16, 1024, 1)
-    (whole,) = replay(windows[:80], [candidate], setting)
+    (whole,) = replay_all(windows[:80], [candidate], setting)
     sample = sample_windows(skew[:80], 16, seed=3)
     read = 0
 
@@ -135,12 +138,12 @@ def test_a_sample_reads_its_windows_only_and_bounds_the_corpus() -> None:
             read += 1
             yield each
 
-    ticks: list[int | None] = []
+    ticks: list[int] = []
     (part,) = replay(
         counted(),
         [candidate],
         setting,
-        sample=sample,
+        sample,
         progress=lambda done, total: ticks.append(total),
     )
     assert [each.window for each in part.windows] == sample.windows.tolist()
@@ -169,7 +172,7 @@ def test_a_sample_reads_its_windows_only_and_bounds_the_corpus() -> None:
             "window 0 has 16 packs; they must be as many as global_batch=8",
         ),
         ([Candidate(2, 256, 1)], {"workers": 0}, "workers"),
-        ([Candidate(2, 256, 1)], {"windows": []}, "no window"),
+        ([Candidate(2, 256, 1)], {"windows": []}, "wants window 0, which the corpus does not"),
         (
             [Candidate(2, 256, 1)],
             {"sample": sample_windows(np.arange(1000), 999)},
@@ -180,7 +183,12 @@ def test_a_sample_reads_its_windows_only_and_bounds_the_corpus() -> None:
 def test_what_cannot_be_replayed_is_refused_by_name(
     candidates: list[Candidate], changes: dict[str, object], message: str
 ) -> None:
-    arguments: dict[str, object] = {"windows": WINDOWS, "setting": make_setting(), **changes}
+    arguments: dict[str, object] = {
+        "windows": WINDOWS,
+        "setting": make_setting(),
+        "sample": every_window(len(WINDOWS)),
+        **changes,
+    }
     with pytest.raises(ValueError, match=message):
         replay(candidates=candidates, **arguments)  # type: ignore[arg-type]
 
@@ -196,14 +204,14 @@ def test_windows_are_read_as_they_are_needed() -> None:
     class EnoughError(Exception):
         pass
 
-    def stop_later(count: int, total: int | None) -> None:
+    def stop_later(count: int, total: int) -> None:
         nonlocal done
         done = count
         if count == 5:
             raise EnoughError
 
     with pytest.raises(EnoughError):
-        replay(endless(), CANDIDATES[:1], make_setting(), progress=stop_later)
+        replay(endless(), CANDIDATES[:1], make_setting(), every_window(1000), progress=stop_later)
 
 
 @pytest.mark.parametrize("tokens, global_batch, cp_size", [(2**18, 128, 8), (2**20, 32, 16)])
@@ -218,9 +226,9 @@ def test_a_candidate_on_real_lengths_takes_at_most_three_seconds(
         dp=global_batch,
         cp=cp_size,
     )
-    replay(windows[:1], [Candidate(8, 4096, 1)], setting)
+    replay_all(windows[:1], [Candidate(8, 4096, 1)], setting)
     begin = time.process_time()
-    (found,) = replay(windows, [Candidate(8, 4096, 1)], setting)
+    (found,) = replay_all(windows, [Candidate(8, 4096, 1)], setting)
     assert time.process_time() - begin <= 3
     assert found.estimates["pools_before"].mean == pytest.approx(
         {2**18: 0.8001, 2**20: 0.5932}[tokens], abs=1e-4

@@ -77,7 +77,6 @@ def test_a_window_survives_json_exactly() -> None:
         packs=WINDOWS[1],
         candidate=Candidate(4, 256, 2),
         setting=make_setting(),
-        scheme=SCHEMES["libra"],
     )
     found = replay_window(task)
     assert WindowReplay.from_json(json.loads(json.dumps(dataclasses.asdict(found)))) == found
