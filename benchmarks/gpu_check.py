@@ -44,8 +44,7 @@ from benchmarks.gpu.layers import (
 )
 from benchmarks.gpu.stopwatch import Watched
 from libra.cli.calibrate import measure_table
-from libra.cost.kernel_table import KernelTable
-from libra.cost.table_file import check_suffix, write_kernel_table
+from libra.cost.kernel_table import KernelTable, check_suffix, write_kernel_table
 from libra.runtime.kernels import kernel_for, kernel_names
 from libra.runtime.measure import Repeats, find_machine
 from libra.simulate.calibrate import Grid

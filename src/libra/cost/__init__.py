@@ -17,13 +17,12 @@ from __future__ import annotations
 from libra.cost.attention_time import AttentionTime
 from libra.cost.description import describe
 from libra.cost.hardware import CLUSTERS, Cluster
-from libra.cost.kernel_table import KernelTable
+from libra.cost.kernel_table import KernelTable, read_kernel_table
 from libra.cost.memory import rank_memory
 from libra.cost.models import MODELS, Model
 from libra.cost.parallelism import Parallelism
 from libra.cost.published import published_table
 from libra.cost.step import StepSeconds, step_seconds
-from libra.cost.table_file import read_kernel_table
 
 __all__ = [
     "CLUSTERS",

@@ -7,12 +7,13 @@ plan ──> kernel segments ── kernel table ──> seconds of each worker 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from libra.cost.hardware import Cluster
-from libra.cost.kernel_table import Direction, KernelTable
-from libra.cost.timeline import AttendSeconds, Timeline, pool_timeline
+from libra.cost.kernel_table import DIRECTIONS, Direction, KernelTable
+from libra.cost.timeline import Seconds, Timeline, pool_timeline
 from libra.plan.attention_calls import LOCAL, PoolSegments, pool_segments
 from libra.plan.memory import pool_memory
 from libra.plan.pool_plan import PoolPlan
@@ -65,24 +66,17 @@ class AttentionTime:
         # Segments are enumerated once, for the counts and for both passes.
         work = pool_segments(plan)
         traffic = pool_traffic(plan, work)
-
-        def play(direction: Direction) -> Timeline:
-            return pool_timeline(
-                traffic,
-                attend_seconds(
-                    work,
-                    self.table,
-                    workers=plan.workers,
-                    chunks=plan.head_groups.chunks,
-                    direction=direction,
-                ),
-                self.cluster,
+        play = partial(
+            pool_timeline, traffic, cluster=self.cluster, tp=self.tp, overlap=self.overlap
+        )
+        passes = {
+            direction: play(
+                attend=attend_seconds(work, self.table, traffic.pairs.shape, direction),
                 direction=direction,
-                tp=self.tp,
-                overlap=self.overlap,
             )
-
-        return PoolTimelines(forward=play("forward"), backward=play("backward"), traffic=traffic)
+            for direction in DIRECTIONS
+        }
+        return PoolTimelines(**passes, traffic=traffic)
 
     def __call__(self, plan: PoolPlan) -> AttentionCost:
         """Seconds and bytes of one plan and layer."""
@@ -99,16 +93,17 @@ class AttentionTime:
 
 
 def attend_seconds(
-    work: PoolSegments, table: KernelTable, *, workers: int, chunks: int, direction: Direction
-) -> AttendSeconds:
-    """Seconds that each worker computes, from its kernel segments and a table for these heads.
+    work: PoolSegments, table: KernelTable, shape: tuple[int, ...], direction: Direction
+) -> Seconds:
+    """Seconds that each worker computes, [workers, 1 + chunks], from its kernel segments and a table
+    for these heads: local work in column 0, chunk c in column c + 1.  `shape` is workers, chunks.
 
     An attention call, the segments of a worker that wait for one chunk and read the same buffers,
     takes the sum of its segments' seconds and `KernelTable.call_seconds`.
     """
-    # Step 1: add up segments by worker and chunk; local work in column 0, chunk c in column c + 1.
+    # Step 1: add up segments by worker and chunk.
+    workers, columns = shape[0], 1 + shape[1]
     seconds = table.seconds(work.q_len, work.k_len, work.heads, direction=direction)
-    columns = chunks + 1
     cell = work.worker * columns + work.chunk - LOCAL
     total = np.bincount(cell, weights=seconds, minlength=workers * columns)
 
@@ -116,5 +111,4 @@ def attend_seconds(
     buffers = (work.q_buffer - LOCAL) * columns + work.kv_buffer - LOCAL
     calls = np.unique(cell * columns**2 + buffers) // columns**2
     total = total + np.bincount(calls, minlength=workers * columns) * table.call_seconds
-    grid = total.reshape(workers, columns)
-    return AttendSeconds(np.ascontiguousarray(grid[:, 0]), np.ascontiguousarray(grid[:, 1:]))
+    return np.asarray(total.reshape(workers, columns))

@@ -22,12 +22,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from libra.cost.fields import check_keys, find_preset, from_keys, read_keys
+from libra.cost.fields import check_keys, find_preset, from_keys, read_described
 from libra.cost.hardware import CLUSTERS, Cluster
 from libra.cost.models import MODELS, Model
 from libra.cost.parallelism import Parallelism
+
+_SECTIONS: Final[dict[str, tuple[type, Any]]] = {
+    "cluster": (Cluster, CLUSTERS),
+    "model": (Model, MODELS),
+    "parallelism": (Parallelism, None),
+}
+"""What each section describes, and the presets that it can start from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,39 +47,25 @@ class Description:
 
 
 def describe(cluster: str) -> Description:
-    """What `--cluster` names: a preset, or a description file.  Raises ValueError."""
-    # A preset's name wins over a file of the same name; everything else that exists is a file.
-    path = Path(cluster)
-    if cluster.lower() not in CLUSTERS and (path.suffix == ".toml" or path.exists()):
-        return read_description(path)
-    return Description(cluster=find_preset("cluster", cluster, CLUSTERS))
-
-
-def read_description(path: Path) -> Description:
-    """Read a description file.
+    """What `--cluster` names: a preset, or a description file.
 
     ValueError names the file, the section and the key: for a key that is unknown (with the nearest
     known key), missing, of the wrong type or out of range.
     """
-    sections = read_keys(path)
-    try:
-        return _description(sections)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    # A preset's name wins over a file of the same name; everything else that exists is a file.
+    path = Path(cluster)
+    if cluster.lower() not in CLUSTERS and (path.suffix == ".toml" or path.exists()):
+        return read_described(path, _description)
+    return Description(cluster=find_preset("cluster", cluster, CLUSTERS))
 
 
 def _description(sections: Mapping[str, Any]) -> Description:
-    kinds = {
-        "cluster": (Cluster, CLUSTERS),
-        "model": (Model, MODELS),
-        "parallelism": (Parallelism, None),
-    }
-    check_keys(sections, kinds, "the file, outside any section")
+    check_keys(sections, _SECTIONS, "the file, outside any section")
     found: dict[str, Any] = {}
     for name, section in sections.items():
         if not isinstance(section, dict):
             raise ValueError(f"{name} is {section!r}; it must be a section, [{name}]")
-        kind, presets = kinds[name]
+        kind, presets = _SECTIONS[name]
         found[name] = from_keys(kind, section, f"[{name}]", presets=presets)
     if "cluster" not in found:
         raise ValueError("there is no [cluster] section; add one, or name a preset")

@@ -10,13 +10,12 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from libra.data.lengths import check_count, check_number
+from libra.data.lengths import check_choice, check_count, check_number
 
 Described = TypeVar("Described")
 
@@ -48,12 +47,6 @@ def check_fields(
             check_number(where, value, zero=name in zero, most=most)
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """ValueError unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
-
-
 def from_keys(
     kind: type[Described],
     values: Mapping[str, Any],
@@ -66,16 +59,17 @@ def from_keys(
     `where` names the section in errors for keys that are unknown or missing; `kind` itself refuses
     values.
     """
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # any dataclass
+    # A field without a default has the default MISSING.
+    fields = {field.name: field.default for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # any dataclass
     check_keys(values, (*fields, *(("preset",) if presets else ())), where)
-    given = {name: value for name, value in values.items() if name in fields}
-    if presets and "preset" in values:
-        base = find_preset(where, values["preset"], presets)
+    given = dict(values)
+    if presets and "preset" in given:
+        base = find_preset(where, given.pop("preset"), presets)
         return dataclasses.replace(base, **given)  # type: ignore[type-var]  # as above
     missing = [
         name
-        for name, field in fields.items()
-        if field.default is dataclasses.MISSING and name not in given
+        for name, default in fields.items()
+        if default is dataclasses.MISSING and name not in given
     ]
     if missing:
         instead = ", or name a preset" if presets else ""
@@ -93,20 +87,31 @@ def find_preset(where: str, name: object, presets: Mapping[str, Described]) -> D
 
 def read_presets(kind: type[Described], section: str) -> Mapping[str, Described]:
     """The presets of `presets.toml` whose sections are [section.name], by name."""
+    found = preset_sections(section).items()
+    return {name: from_keys(kind, values, f"[{section}.{name}]") for name, values in found}
+
+
+def preset_sections(section: str) -> dict[str, dict[str, Any]]:
+    """The sections [section.name] of `presets.toml`, by name."""
     text = files("libra.cost").joinpath("presets.toml").read_text(encoding="utf-8")
-    found = tomllib.loads(text)[section]
-    return MappingProxyType(
-        {name: from_keys(kind, found[name], f"[{section}.{name}]") for name in found}
-    )
+    found: dict[str, dict[str, Any]] = tomllib.loads(text)[section]
+    return found
 
 
-def read_keys(path: Path, what: str = "") -> Any:
-    """The values in a JSON or TOML file, by its ending.  ValueError for a file that has none."""
+def read_described(path: Path, make: Callable[[Any], Described], what: str = "") -> Described:
+    """What `make` makes of the values in a JSON or TOML file, by its ending.
+
+    ValueError that names the file where it cannot be read, and where `make` raises one.
+    """
     try:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:  # broken JSON, TOML and UTF-8 are ValueErrors
         raise ValueError(f"cannot read {what}{path}: {error}") from error
+    try:
+        return make(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def check_keys(found: Iterable[str], known: Iterable[str], where: str) -> None:

@@ -15,23 +15,33 @@ Simplifications.  A fraction describes a segment in a call with enough segments 
 the GPU.  The seconds of a call are then the sum of its segments' seconds; the share of a GPU that
 a smaller call leaves idle is not modelled.  The fixed time of a kernel call is `call_seconds`, and
 is not part of `seconds`.
+
+`libra calibrate` writes tables into files, JSON or TOML by the file's ending.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields
+from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.cost.fields import check_choice, check_fields
-from libra.data.lengths import causal_pairs, check_number
+from libra.cost.arrays import Floats, check_array
+from libra.cost.fields import check_fields, from_keys, read_described
+from libra.data.lengths import causal_pairs, check_choice, check_number
 
 Direction = Literal["forward", "backward"]
 DIRECTIONS: Final[tuple[Direction, Direction]] = ("forward", "backward")
-Floats = NDArray[np.float64]
+
+FORMAT: Final = "libra-kernel-table"
+VERSION: Final = 1
+SUFFIXES: Final = (".json", ".toml")
+_AXES: Final = {"q_len": np.int64, "k_per_q": np.float64, "heads": np.int64}
 
 BACKWARD_OPERATIONS: Final = 2.5
 """Operations of a backward pass over those of its forward: five products in place of two."""
@@ -78,14 +88,17 @@ class KernelTable:
         check_fields(self, zero=("call_seconds",))
         if self.matmul_flops is not None:
             check_number("KernelTable.matmul_flops", self.matmul_flops)
-        # The arrays are copied, so that nobody who holds the originals can change the table.
-        for name, kind in (("q_len", np.int64), ("k_per_q", np.float64), ("heads", np.int64)):
-            axis = _check_axis(name, getattr(self, name))
-            object.__setattr__(self, name, _frozen(axis.astype(kind)))
-        shape = (len(self.q_len), len(self.k_per_q), len(self.heads))
-        for name in DIRECTIONS:
-            fractions = _check_fractions(name, getattr(self, name), shape)
-            object.__setattr__(self, name, _frozen(fractions))
+        arrays = {name: _check_axis(name, getattr(self, name)) for name in _AXES}
+        shape = tuple(map(len, arrays.values()))
+        check = partial(check_array, shape=shape, shape_from="q_len, k_per_q and heads", zero=False)
+        for direction in DIRECTIONS:
+            fractions = getattr(self, direction)
+            arrays[direction] = check(f"KernelTable.{direction}", fractions)
+        # These are copies, so that nobody who holds the originals can change the table.
+        for name, array in arrays.items():
+            kept = array.astype(_AXES.get(name, np.float64), copy=False)
+            kept.setflags(write=False)
+            object.__setattr__(self, name, kept)
 
     def fraction(
         self, q_len: ArrayLike, k_len: ArrayLike, heads: ArrayLike, *, direction: Direction
@@ -96,7 +109,7 @@ class KernelTable:
         # Rates follow power laws of the shape, so straight lines between logarithms fit them.
         logarithms = _interpolate(
             (np.log(self.q_len), np.log(self.k_per_q), np.log(self.heads)),
-            np.log(self.forward if direction == "forward" else self.backward),
+            np.log(getattr(self, direction)),
             (np.log(q), np.log(k / q), np.log(h)),
         )
         return np.asarray(np.exp(logarithms))
@@ -171,9 +184,7 @@ def _check_segments(
     arrays = []
     for name, values in (("q_len", q_len), ("k_len", k_len), ("heads", heads)):
         array = np.asarray(values)
-        if not array.size:
-            array = array.astype(np.int64)  # an empty list reads as floats
-        if array.dtype.kind not in "iu":
+        if array.size and array.dtype.kind not in "iu":  # an empty list reads as floats
             raise ValueError(f"{name} has dtype {array.dtype}; it must be integers")
         if array.size and array.min() < 1:
             raise ValueError(f"{name} holds {array.min()}; it must be >= 1")
@@ -185,7 +196,7 @@ def _check_segments(
 
 
 def _check_axis(name: str, values: ArrayLike) -> Floats:
-    array = _numbers(name, values)
+    array = check_array(f"KernelTable.{name}", values)
     if array.ndim != 1 or not len(array) or array[0] < 1 or (np.diff(array) <= 0).any():
         raise ValueError(
             f"KernelTable.{name} is {array.tolist()}; it must be ascending numbers from 1 on"
@@ -197,28 +208,43 @@ def _check_axis(name: str, values: ArrayLike) -> Floats:
     return array
 
 
-def _check_fractions(name: str, values: ArrayLike, shape: tuple[int, ...]) -> Floats:
-    array = _numbers(name, values)
-    if array.shape != shape:
+def check_suffix(path: Path) -> None:
+    """ValueError for a file that is neither .json nor .toml."""
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path} ends in {path.suffix!r}; a kernel table is a .json or .toml file")
+
+
+def write_kernel_table(table: KernelTable, path: Path) -> None:
+    """Write `table`; the same table gives the same bytes.  Raises ValueError and OSError."""
+    check_suffix(path)
+    values: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+    for field in fields(KernelTable):
+        value = getattr(table, field.name)
+        if value is not None:  # TOML has no null
+            values[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
+    # A line a key.  These values are spelled alike in JSON and TOML.
+    lines = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+    if path.suffix == ".json":
+        text = "{\n" + ",\n".join(f'  "{name}": {line}' for name, line in lines.items()) + "\n}\n"
+    else:
+        text = "".join(f"{name} = {line}\n" for name, line in lines.items())
+    path.write_text(text, encoding="utf-8")
+
+
+def read_kernel_table(path: Path) -> KernelTable:
+    """Read a table.  ValueError names the file and what is wrong in it."""
+    check_suffix(path)
+    return read_described(path, _table, "kernel table ")
+
+
+def _table(values: object) -> KernelTable:
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise ValueError(f"not a kernel table: it has no format = {FORMAT!r}")
+    # A newer version may change the meaning of a field, so nothing is guessed.
+    if values.get("version") != VERSION:
         raise ValueError(
-            f"KernelTable.{name} has shape {array.shape}; q_len, k_per_q and heads make it {shape}"
+            f"a kernel table of version {values.get('version')!r}; this libra reads version "
+            f"{VERSION}: run `libra calibrate` again"
         )
-    if not (np.isfinite(array) & (array > 0)).all():
-        raise ValueError(f"KernelTable.{name} must hold finite fractions > 0")
-    return array
-
-
-def _numbers(name: str, values: ArrayLike) -> Floats:
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise ValueError(f"KernelTable.{name} cannot be read as numbers: {error}") from error
-    if array.dtype.kind not in "iuf":
-        raise ValueError(f"KernelTable.{name} holds {array.dtype}; it must hold numbers")
-    return array.astype(np.float64)
-
-
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    array = array.copy()
-    array.setflags(write=False)
-    return array
+    given = {name: value for name, value in values.items() if name not in ("format", "version")}
+    return from_keys(KernelTable, given, "the kernel table")

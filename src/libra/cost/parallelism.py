@@ -7,7 +7,7 @@ from typing import Literal
 
 from libra.cost.fields import check_fields
 from libra.cost.models import Model
-from libra.cost.pipeline import ScheduleName
+from libra.cost.pipeline import ScheduleName, check_schedule
 
 Recompute = Literal["full", "none"]
 
@@ -79,16 +79,7 @@ class Parallelism:
                 raise ValueError(
                     f"Parallelism.{name} {getattr(self, name)} does not divide {of} {whole}"
                 )
-        if self.schedule != "interleaved" and self.virtual_stages > 1:
-            raise ValueError(
-                f"Parallelism.virtual_stages is {self.virtual_stages} but schedule is "
-                f"{self.schedule!r}; set schedule='interleaved' or virtual_stages=1"
-            )
-        if self.schedule == "interleaved" and self.microbatches % self.pp:
-            raise ValueError(
-                f"Parallelism.pp {self.pp} does not divide the {self.microbatches} microbatches of "
-                "a replica (global_batch / dp), which schedule='interleaved' needs"
-            )
+        check_schedule(self.schedule, self.pp, self.microbatches, self.virtual_stages)
 
     @property
     def microbatches(self) -> int:

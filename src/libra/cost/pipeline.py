@@ -28,8 +28,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.cost.fields import check_choice
-from libra.data.lengths import check_count, check_number
+from libra.cost.arrays import check_array
+from libra.data.lengths import check_choice, check_count, check_number
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 Seconds = NDArray[np.float64]
@@ -95,13 +95,14 @@ def simulate_schedule(
     pipeline ranks, by default C; it must divide C, and be C unless `schedule` is "interleaved".
     `hop_seconds` pass before the result of one rank reaches another.  Raises ValueError.
     """
-    forward = _check_seconds("forward_seconds", forward_seconds)
-    backward = _check_seconds("backward_seconds", backward_seconds)
-    if forward.shape != backward.shape:
+    forward = check_array("forward_seconds", forward_seconds)
+    if forward.ndim < 2 or not forward.size:
         raise ValueError(
-            f"forward_seconds has shape {forward.shape} but backward_seconds {backward.shape}; "
-            "both are [chunks, microbatches]"
+            f"forward_seconds has shape {forward.shape}; it must be [chunks, microbatches]"
         )
+    backward = check_array(
+        "backward_seconds", backward_seconds, shape=forward.shape, shape_from="forward_seconds"
+    )
     check_number("hop_seconds", hop_seconds, zero=True)
     chunks, micros = forward.shape[:2]
     ranks = chunks if ranks is None else check_count("ranks", ranks)
@@ -144,26 +145,29 @@ def needed(operation: Operation, chunks: int) -> Operation | None:
 def schedule_order(
     schedule: ScheduleName, ranks: int, micros: int, *, virtual_stages: int = 1
 ) -> tuple[tuple[Operation, ...], ...]:
-    """Operations of each rank, in order.
+    """Operations of each rank, in order.  Raises ValueError as `check_schedule` does."""
+    check_schedule(schedule, ranks, micros, virtual_stages)
+    return tuple(
+        _rank_order(schedule, rank, ranks, micros, virtual_stages) for rank in range(ranks)
+    )
 
-    Raises ValueError for an unknown schedule, several chunks a rank without interleaving, and
+
+def check_schedule(schedule: ScheduleName, ranks: int, micros: int, virtual_stages: int) -> None:
+    """ValueError for an unknown schedule, several chunks a rank without interleaving, and
     interleaving where `ranks` does not divide the microbatches.
     """
     check_choice("schedule", schedule, get_args(ScheduleName))
     check_count("microbatches", micros)
     if schedule != "interleaved" and virtual_stages != 1:
         raise ValueError(
-            f"schedule {schedule!r} has one model chunk a rank, not {virtual_stages}; choose "
-            "'interleaved' or as many ranks as chunks"
+            f"virtual_stages is {virtual_stages}, but schedule {schedule!r} has one model chunk a "
+            "rank; set schedule='interleaved' or virtual_stages=1"
         )
     if schedule == "interleaved" and micros % ranks:
         raise ValueError(
-            f"{micros} microbatches over {ranks} ranks: an interleaved schedule needs a "
-            "multiple of the ranks"
+            f"pp {ranks} does not divide the {micros} microbatches of a replica (global_batch / "
+            "dp), which schedule='interleaved' needs"
         )
-    return tuple(
-        _rank_order(schedule, rank, ranks, micros, virtual_stages) for rank in range(ranks)
-    )
 
 
 def most_in_flight(order: tuple[Operation, ...]) -> int:
@@ -203,18 +207,3 @@ def _rank_order(
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         line += (forward, backward)
     return (*line, *backwards[total - warm_up :])
-
-
-def _check_seconds(name: str, values: ArrayLike) -> Seconds:
-    """`values` as float64; ValueError unless [chunks, microbatches, ...], finite and >= 0."""
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} cannot be read as an array of seconds: {error}") from error
-    if array.ndim < 2 or not array.size:
-        raise ValueError(f"{name} has shape {array.shape}; it must be [chunks, microbatches]")
-    wrong = np.argwhere(~(np.isfinite(array) & (array >= 0)))
-    if len(wrong):
-        at = tuple(int(i) for i in wrong[0])
-        raise ValueError(f"{name}{list(at)} is {array[at]}; seconds are finite and >= 0")
-    return array

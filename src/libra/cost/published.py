@@ -21,21 +21,19 @@ in sequences of one length: the FlashAttention-3 paper (Shah et al. 2024, arXiv 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from libra.config import HeadShape
-from libra.cost.fields import read_presets
+from libra.cost.arrays import Floats
+from libra.cost.fields import preset_sections
 from libra.cost.hardware import Cluster
-from libra.cost.kernel_table import KernelTable
-from libra.cost.table_file import read_kernel_table
+from libra.cost.kernel_table import KernelTable, read_kernel_table
 from libra.data.lengths import causal_pairs
 
-Floats = NDArray[np.float64]
 Curve = Callable[[ArrayLike], Floats]
 """Fraction of the peak by length."""
 
@@ -44,25 +42,7 @@ _LENGTHS: Final = (512, 1024, 2048, 4096, 8192, 16384)
 _TILE: Final = 128
 _GRID_Q: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, *_LENGTHS)
 _GRID_RATIO: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Figures:
-    """TFLOP/s at `_LENGTHS` on the H100, and the machine to scale them to (in presets.toml)."""
-
-    source: str
-    causal: list[int]
-    """Figure 5: forward, head dim 128, with a causal mask."""
-    full: list[int]
-    """Figure 5: the same without a mask."""
-    full_backward: list[int]
-    """Figure 6: backward, head dim 128, without a mask."""
-    best_forward: float | None = None
-    """Best fraction of the peak that a forward reaches on the machine; None for the H100's."""
-    best_backward: float | None = None
-
-
-_FIGURES: Final = read_presets(_Figures, "attention")
+_FIGURES: Final = preset_sections("attention")
 
 
 def published_table(cluster: Cluster, *, key_dim: int = 128, value_dim: int = 128) -> KernelTable:
@@ -72,21 +52,20 @@ def published_table(cluster: Cluster, *, key_dim: int = 128, value_dim: int = 12
     """
     figures = _FIGURES[cluster.attention_figures]
     causal, full, full_backward = (
-        np.array(tflops, dtype=np.float64)
-        for tflops in (figures.causal, figures.full, figures.full_backward)
+        np.array(figures[name], dtype=np.float64) for name in ("causal", "full", "full_backward")
     )
     causal_backward = causal / full * full_backward
     forward = _segments(_curve(causal), _curve(full))
     backward = _segments(_curve(causal_backward), _curve(full_backward))
     # Scale both passes to the machine; a backward without a best of its own scales as the forward.
-    if figures.best_forward is not None:
-        scale = figures.best_forward * _H100_PEAK / full.max()
+    if "best_forward" in figures:
+        scale = figures["best_forward"] * _H100_PEAK / full.max()
         forward *= scale
-        if figures.best_backward is not None:
-            scale = figures.best_backward * _H100_PEAK / full_backward.max()
+        if "best_backward" in figures:
+            scale = figures["best_backward"] * _H100_PEAK / full_backward.max()
         backward *= scale
     return KernelTable(
-        source=f"{figures.source}; assumptions as in libra.cost.published",
+        source=f"{figures['source']}; assumptions as in libra.cost.published",
         peak_flops=cluster.peak_flops,
         key_dim=key_dim,
         value_dim=value_dim,

@@ -28,10 +28,12 @@ planner take no time on the GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from libra.cost.arrays import check_array
 from libra.cost.collectives import hop_seconds, ring_seconds
 from libra.cost.hardware import Cluster
 from libra.cost.memory import rank_parameters
@@ -106,8 +108,9 @@ def step_seconds(
     divide dp.  Raises ValueError.
     """
     shape = (parallelism.microbatches, parallelism.dp)
-    forward = _check_attention("attention_forward", attention_forward, shape)
-    backward = _check_attention("attention_backward", attention_backward, shape)
+    check = partial(check_array, shape=shape, shape_from="global_batch and dp")
+    forward = check("attention_forward", attention_forward)
+    backward = check("attention_backward", attention_backward)
     check_count("pool_size", pool_size)
     if parallelism.dp % pool_size:
         raise ValueError(f"pool_size {pool_size} does not divide dp {parallelism.dp}")
@@ -185,14 +188,3 @@ def optimizer_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) 
     stages = range(parallelism.pp)
     owned = max(rank_parameters(model, parallelism, stage=stage).owned for stage in stages)
     return owned * touched / cluster.memory_bandwidth
-
-
-def _check_attention(name: str, values: ArrayLike, shape: tuple[int, ...]) -> Seconds:
-    array = np.asarray(values, dtype=np.float64)
-    if array.shape != shape:
-        raise ValueError(
-            f"{name} has shape {array.shape}; global_batch, dp and the schedule make it {shape}"
-        )
-    if not (np.isfinite(array) & (array >= 0)).all():
-        raise ValueError(f"{name} must hold finite seconds >= 0")
-    return array

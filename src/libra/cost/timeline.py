@@ -32,21 +32,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from libra.cost.arrays import check_array
 from libra.cost.hardware import Cluster
 from libra.cost.kernel_table import Direction
 from libra.plan.traffic import PoolTraffic
 
 IntArray = NDArray[np.int64]
 Seconds = NDArray[np.float64]
-
-
-class AttendSeconds(NamedTuple):
-    """Seconds that a pool's workers compute attention in one pass."""
-
-    local: Seconds
-    """Work that waits for nothing, [workers]."""
-    chunks: Seconds
-    """Work that waits for a chunk's dispatch, [workers, chunks]."""
 
 
 class Spans(NamedTuple):
@@ -90,7 +82,7 @@ class Timeline:
 
 def pool_timeline(
     traffic: PoolTraffic,
-    attend: AttendSeconds,
+    attend: Seconds,
     cluster: Cluster,
     *,
     direction: Direction,
@@ -98,6 +90,9 @@ def pool_timeline(
     overlap: bool = True,
 ) -> Timeline:
     """Play the executor's pipeline of one pass, for workers that are `tp` ranks of `cluster` each.
+
+    `attend` are the seconds that each worker computes attention, [workers, 1 + chunks]: work that
+    waits for nothing in column 0, work that waits for the dispatch of chunk c in column c + 1.
 
     Without `overlap` a pass is one chunk: a worker waits for all that is dispatched to it, then
     computes everything, then returns everything.
@@ -108,7 +103,10 @@ def pool_timeline(
     not finite.
     """
     dispatched, returned = hops(traffic, direction)
-    local, chunks = _check_attend(attend, traffic)
+    workers, count = traffic.pairs.shape
+    shape_from = "the pool's workers and chunks, and one column of local work"
+    attend = check_array("attend", attend, shape=(workers, 1 + count), shape_from=shape_from)
+    local, chunks = attend[:, 0], attend[:, 1:]
     if not overlap:
         dispatched, returned = (
             [hop.sum(axis=0, keepdims=True) for hop in way] for way in (dispatched, returned)
@@ -154,20 +152,6 @@ def hops(traffic: PoolTraffic, direction: Direction) -> tuple[list[IntArray], li
             [traffic.backward_collected, traffic.backward_returned],
         )
     raise ValueError(f"direction is {direction!r}; choose 'forward' or 'backward'")
-
-
-def _check_attend(attend: AttendSeconds, traffic: PoolTraffic) -> tuple[Seconds, Seconds]:
-    local, chunks = (np.asarray(seconds, dtype=np.float64) for seconds in attend)
-    workers, count = traffic.pairs.shape
-    if local.shape != (workers,) or chunks.shape != (workers, count):
-        raise ValueError(
-            f"attend has shapes {local.shape} and {chunks.shape}; this pool needs seconds of "
-            f"{workers} workers' local work, [{workers}], and of their chunks, [{workers}, {count}]"
-        )
-    for seconds in (local, chunks):
-        if not (np.isfinite(seconds) & (seconds >= 0)).all():
-            raise ValueError("attend holds seconds that are negative or not finite")
-    return local, chunks
 
 
 def _queue(

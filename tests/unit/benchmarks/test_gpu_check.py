@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu.correctness import LIMITS, cases, check_kernel
 from benchmarks.gpu.stopwatch import Stopwatch
 from benchmarks.gpu_check import SEGMENTS, Args, main, problems
-from libra.cost.table_file import read_kernel_table
+from libra.cost.kernel_table import read_kernel_table
 from libra.runtime.kernels.cpu import CpuKernel, Task
 from libra.runtime.kernels.interface import Buffers, Grads, Prepared
 

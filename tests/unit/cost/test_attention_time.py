@@ -36,11 +36,8 @@ def test_seconds_are_those_of_all_calls_of_the_rank_plans(placement, direction) 
                 local[worker] += seconds
             else:
                 waiting[worker, launch.chunk] += seconds
-    found = attend_seconds(
-        pool_segments(plan), table, workers=workers, chunks=chunks, direction=direction
-    )
-    np.testing.assert_allclose(found[0], local)
-    np.testing.assert_allclose(found[1], waiting)
+    found = attend_seconds(pool_segments(plan), table, (workers, chunks), direction)
+    np.testing.assert_allclose(found, np.column_stack([local, waiting]))
     assert waiting.any() and local.any()
     lines = AttentionTime(cluster=CLUSTERS["h100"], table=table).timelines(plan)
     compute = getattr(lines, direction).compute

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from libra.cost import CLUSTERS, MODELS, describe
-from libra.cost.description import read_description
 
 WHOLE = """
 [cluster]
@@ -30,7 +29,7 @@ schedule = "gpipe"
 def read(tmp_path: Path, text: str):
     file = tmp_path / "cluster.toml"
     file.write_text(text)
-    return read_description(file)
+    return describe(str(file))
 
 
 def test_a_file_starts_from_presets_and_overrides_them(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot read .*none\.toml"):
-        read_description(tmp_path / "none.toml")
+        describe(str(tmp_path / "none.toml"))
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
-"""Kernel tables: exact operations, interpolation, and refusals."""
+"""Kernel tables: exact operations, interpolation, files, and refusals."""
 
 from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libra.cost.kernel_table import segment_flops
+from libra.cost import KernelTable, read_kernel_table
+from libra.cost.kernel_table import segment_flops, write_kernel_table
 from tests.unit.cost.small_table import table
 
 
@@ -86,10 +91,10 @@ def test_segments_that_cannot_be_are_refused(arguments, message: str) -> None:
         ({"q_len": np.array([0, 4])}, "ascending numbers from 1"),
         ({"heads": np.array([1.5, 4])}, "integers"),
         ({"k_per_q": np.array([2.0, 4.0])}, "start at 1"),
-        ({"k_per_q": np.array([np.nan, 4.0])}, "start at 1|ascending"),
-        ({"forward": np.zeros((2, 2, 2))}, "finite fractions > 0"),
-        ({"backward": np.full((2, 2, 2), np.inf)}, "finite fractions > 0"),
-        ({"backward": np.ones((2, 2))}, r"shape \(2, 2\)"),
+        ({"k_per_q": np.array([np.nan, 4.0])}, r"k_per_q\[0\] is nan"),
+        ({"forward": np.zeros((2, 2, 2))}, r"forward\[0, 0, 0\] is 0.0; it must be finite and > 0"),
+        ({"backward": np.full((2, 2, 2), np.inf)}, "is inf; it must be finite and > 0"),
+        ({"backward": np.ones((2, 2))}, r"shape \(2, 2\); it must be \(2, 2, 2\), from q_len"),
         ({"forward": np.full((2, 2, 2), "x")}, "must hold numbers"),
         ({"call_seconds": -1.0}, "call_seconds"),
         ({"matmul_flops": -1.0}, "matmul_flops"),
@@ -99,3 +104,57 @@ def test_segments_that_cannot_be_are_refused(arguments, message: str) -> None:
 def test_tables_that_make_no_sense_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         table(**changes)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".toml"])
+@pytest.mark.parametrize("rate", [None, 3.5e14])
+def test_a_table_comes_back_from_its_file_as_it_was(
+    tmp_path: Path, suffix: str, rate: float | None
+) -> None:
+    made = table(source='a "quoted" ünit', matmul_flops=rate, call_seconds=1e-5)
+    file = tmp_path / f"kernels{suffix}"
+    write_kernel_table(made, file)
+    back = read_kernel_table(file)
+    for field in dataclasses.fields(KernelTable):
+        assert np.array_equal(getattr(back, field.name), getattr(made, field.name)), field.name
+    again = tmp_path / f"again{suffix}"
+    write_kernel_table(back, again)
+    assert again.read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"foward": []}, r"unknown key 'foward' \(did you mean 'forward'\?\) in the kernel table"),
+        ({"version": 2}, "version 2; this libra reads version 1"),
+        ({"format": "else"}, "not a kernel table"),
+        ({"heads": None}, "heads holds object; it must hold numbers"),
+        ({"q_len": [1, "x"]}, "must hold numbers"),
+        ({"forward": [[1], [1, 2]]}, "forward cannot be read as numbers"),
+        ({"peak_flops": "fast"}, "peak_flops is 'fast'"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_with_its_key(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    file = tmp_path / "kernels.json"
+    write_kernel_table(table(), file)
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError, match=message) as error:
+        read_kernel_table(file)
+    assert "kernels.json" in str(error.value)
+
+
+def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
+    for name, text, message in (
+        ("none.json", None, "cannot read"),
+        ("broken.json", "{", "cannot read"),
+        ("broken.toml", "[", "cannot read"),
+        ("list.json", "[]", "not a kernel table"),
+        ("table.npy", "", "a .json or .toml file"),
+        ("less.json", '{"format": "libra-kernel-table", "version": 1}', "lacks source, peak"),
+    ):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_kernel_table(tmp_path / name)

@@ -194,9 +194,9 @@ ONES = np.ones((2, 3))
         (("1f1b", np.ones((0, 3)), np.ones((0, 3))), r"\[chunks, microbatches\]"),
         (("1f1b", -ONES, ONES), r"forward_seconds\[0, 0\] is -1"),
         (("1f1b", ONES, ONES * np.nan), r"backward_seconds\[0, 0\] is nan"),
-        (("1f1b", [["fast"]], [[1]]), "cannot be read"),
+        (("1f1b", [["fast"]], [[1]]), "it must hold numbers"),
         (("2f2b", ONES, ONES), "schedule is '2f2b'; choose one of"),
-        (("interleaved", ONES, ONES), "a multiple of the ranks"),
+        (("interleaved", ONES, ONES), "pp 2 does not divide the 3 microbatches"),
     ],
 )
 def test_what_cannot_be_played_is_refused(arguments, message: str) -> None:

@@ -112,9 +112,9 @@ def test_equal_attention_makes_all_ways_of_waiting_alike() -> None:
 @pytest.mark.parametrize(
     "forward, changes, message",
     [
-        (np.zeros((4, 2)), {}, r"shape \(4, 2\)"),
-        (-ATTENTION, {}, "finite seconds >= 0"),
-        (ATTENTION * np.nan, {}, "finite seconds >= 0"),
+        (np.zeros((4, 2)), {}, r"shape \(4, 2\); it must be \(2, 4\), from global_batch"),
+        (-ATTENTION, {}, "finite and >= 0"),
+        (ATTENTION * np.nan, {}, "is nan; it must be finite"),
         (ATTENTION, {"pool_size": 3}, "pool_size 3 does not divide dp 4"),
         (ATTENTION, {"pool_size": 0}, "pool_size is 0"),
         (ATTENTION, {"pp": 3}, "does not divide the 4 layers"),

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from libra.cost.hardware import Cluster
 from libra.cost.kernel_table import Direction
-from libra.cost.timeline import AttendSeconds, Timeline, pool_timeline
+from libra.cost.timeline import Timeline, pool_timeline
 from libra.plan.traffic import PoolTraffic
 
 BACKWARD_WAYS = ("dispatched", "passed_on", "collected", "returned")
@@ -53,7 +53,7 @@ def play(
     tp: int = 1,
 ) -> Timeline:
     """The timeline of workers that compute one pair a second."""
-    attend = AttendSeconds(counts.local_pairs * 1.0, counts.pairs * 1.0)
+    attend = np.column_stack([counts.local_pairs, counts.pairs]).astype(np.float64)
     return pool_timeline(counts, attend, cluster, direction=direction, tp=tp)
 
 
@@ -165,7 +165,7 @@ def test_backward_moves_its_own_bytes() -> None:
 
 def test_workers_compute_for_the_seconds_given() -> None:
     counts = traffic([5, 3], [[0], [4]], [[[0, 100], [0, 0]]], [[[0, 0], [50, 0]]])
-    attend = AttendSeconds(np.array([2.0, 12.0]), np.array([[0.0], [3.0]]))
+    attend = np.array([[2.0, 0.0], [12.0, 3.0]])
     line = pool_timeline(counts, attend, CLUSTER, direction="forward")
     assert line.local_end.tolist() == [2, 12]
     assert line.attend.start[1] == 12
@@ -174,22 +174,22 @@ def test_workers_compute_for_the_seconds_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "local, chunks, message",
+    "attend, message",
     [
-        ([0.0], [[0.0]], r"shapes \(1,\) and \(1, 1\); this pool needs"),
-        ([0.0, 0.0], [0.0, 0.0], r"\[2, 1\]"),
-        ([0.0, -1.0], [[0.0], [0.0]], "negative or not finite"),
-        ([0.0, 0.0], [[0.0], [float("nan")]], "negative or not finite"),
+        ([[0.0, 0.0]], r"attend has shape \(1, 2\); it must be \(2, 2\), from the pool's workers"),
+        ([[0.0], [0.0]], r"attend has shape \(2, 1\)"),
+        ([[0.0, 0.0], [-1.0, 0.0]], r"attend\[1, 0\] is -1.0"),
+        ([[0.0, 0.0], [0.0, float("nan")]], r"attend\[1, 1\] is nan"),
     ],
 )
 def test_seconds_of_another_pool_or_none_at_all_are_refused(
-    local: ArrayLike, chunks: ArrayLike, message: str
+    attend: list[list[float]], message: str
 ) -> None:
     none = np.zeros((1, 2, 2))
     with pytest.raises(ValueError, match=message):
         pool_timeline(
             traffic([0, 0], [[0], [0]], none, none),
-            AttendSeconds(np.array(local), np.array(chunks)),
+            np.array(attend),
             CLUSTER,
             direction="forward",
         )
@@ -230,7 +230,7 @@ def test_a_faster_machine_is_never_later_anywhere(counts: PoolTraffic) -> None:
     ):
         cluster = dataclasses.replace(CLUSTER, **faster)
         assert (starts_and_ends(play(counts, cluster)) <= before + 1e-9).all()
-    attend = AttendSeconds(counts.local_pairs * 0.8, counts.pairs * 0.8)
+    attend = np.column_stack([counts.local_pairs, counts.pairs]) * 0.8
     line = pool_timeline(counts, attend, CLUSTER, direction="forward")
     assert (starts_and_ends(line) <= before + 1e-9).all()
 
