@@ -65,41 +65,34 @@ def workers_table(report: PlanReport, *, by_kind: bool) -> Table:
     # Step 1: what a row stands for.  With 64 workers and CP 8, row 1 stands for workers 8-15.
     plan, traffic, cp = report.plan, report.lines.traffic, report.plan.cp_size
     each = plan.workers <= MOST_ROWS
-    rows = (-1, 1 if each else cp)
-    if each:
-        title = "Workers: loads in means of the pool; bytes of a forward pass"
-        replicas = [str(w // cp) if w % cp == 0 else "" for w in range(plan.workers)]
-        workers = [str(w) for w in range(plan.workers)]
-    else:
-        title = "Replicas: loads in means of the pool; forward sums over workers, * the most of one"
-        replicas = [str(replica) for replica in range(plan.workers // cp)]
-        workers = [f"{w}-{w + cp - 1}" for w in range(0, plan.workers, cp)]
+    first = range(0, plan.workers, 1 if each else cp)
+    rows = (len(first), -1)
+    title = (
+        "Workers: loads in means of the pool; bytes of a forward pass"
+        if each
+        else "Replicas: loads in means of the pool; forward sums over workers, * the most of one"
+    )
 
     # Step 2: bytes, in one unit by the largest of a single worker; a narrow terminal has one column
     # of them in place of three.
     ways = {"sent": plan.traffic.sum(axis=2), "received": plan.traffic.sum(axis=1)}
     unit = byte_unit(max(int(moved.max()) for moved in ways.values()))
     kinds = (f"Q {unit.name}", "K, V", "O") if by_kind else (unit.name,)
-    moved_columns = [
-        (f"{'' if i else way}\n{kind}", map(unit.show, sums))
-        for way, moved in ways.items()
-        for i, (kind, sums) in enumerate(
-            zip(
-                kinds,
-                moved.reshape(len(kinds), 3 // len(kinds), *rows).sum(axis=(1, 3)),
-                strict=True,
-            )
-        )
-    ]
+    moved_columns: list[Column] = []
+    for way, moved in ways.items():
+        sums = moved.reshape(len(kinds), 3 // len(kinds), *rows).sum(axis=(1, 3))
+        headings = (f"{way}\n{kinds[0]}", *(f"\n{kind}" for kind in kinds[1:]))
+        moved_columns += zip(headings, (map(unit.show, row) for row in sums), strict=True)
 
     # Step 3: all columns.
     home = _relative(plan.home_load).reshape(rows).mean(axis=1)
     planned = _relative(plan.load).reshape(rows).max(axis=1)
     held = traffic.extra_memory.reshape(rows).max(axis=1)
     memory, mark = byte_unit(int(held.max())), "" if each else "*"
+    workers = [str(w) if each else f"{w}-{w + cp - 1}" for w in first]
     table = _table(
         title,
-        ("replica", replicas),
+        ("replica", [str(w // cp) if w % cp == 0 else "" for w in first]),
         ("worker" if each else "workers", workers),
         ("load\nhome", map("{:.3f}".format, home)),
         (f"\nplanned{mark}", map("{:.3f}".format, planned)),

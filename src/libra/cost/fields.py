@@ -13,11 +13,12 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from libra.data.lengths import check_choice, check_count, check_number
 
 Described = TypeVar("Described")
+_WORDS: Final = {bool: "true or false", str: "text"}
 
 
 def check_fields(
@@ -34,12 +35,9 @@ def check_fields(
         where, value = f"{kind.__name__}.{name}", getattr(described, name)
         if get_origin(hint) is Literal:
             check_choice(where, value, get_args(hint))
-        elif hint is bool:
-            if not isinstance(value, bool):
-                raise ValueError(f"{where} is {value!r}; it must be true or false")
-        elif hint is str:
-            if not isinstance(value, str) or not value:
-                raise ValueError(f"{where} is {value!r}; it must be text")
+        elif hint in _WORDS:
+            if not isinstance(value, hint) or value == "":
+                raise ValueError(f"{where} is {value!r}; it must be {_WORDS[hint]}")
         elif hint is int:
             check_count(where, value, least=0 if name in zero else 1)
         elif hint is float:

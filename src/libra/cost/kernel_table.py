@@ -22,11 +22,11 @@ is not part of `seconds`.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -217,13 +217,13 @@ def check_suffix(path: Path) -> None:
 def write_kernel_table(table: KernelTable, path: Path) -> None:
     """Write `table`; the same table gives the same bytes.  Raises ValueError and OSError."""
     check_suffix(path)
-    values: dict[str, Any] = {"format": FORMAT, "version": VERSION}
-    for field in fields(KernelTable):
-        value = getattr(table, field.name)
-        if value is not None:  # TOML has no null
-            values[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
-    # A line a key.  These values are spelled alike in JSON and TOML.
-    lines = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+    values = {"format": FORMAT, "version": VERSION, **asdict(table)}
+    # A line a key.  These values are spelled alike in JSON and TOML, which has no null.
+    lines = {
+        name: json.dumps(value, ensure_ascii=False, default=np.ndarray.tolist)
+        for name, value in values.items()
+        if value is not None
+    }
     if path.suffix == ".json":
         text = "{\n" + ",\n".join(f'  "{name}": {line}' for name, line in lines.items()) + "\n}\n"
     else:

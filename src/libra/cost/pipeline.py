@@ -181,13 +181,9 @@ def _rank_order(
 ) -> tuple[Operation, ...]:
     # Step 1: forwards of the warm-up.  1F1B fills the stages behind this rank; with interleaving
     # also all chunks of the rank but the last.
-    total = micros * virtual
-    if schedule == "gpipe":
-        warm_up = total
-    elif schedule == "1f1b":
-        warm_up = min(ranks - rank - 1, total)
-    else:
-        warm_up = min(2 * (ranks - rank - 1) + (virtual - 1) * ranks, total)
+    total, behind = micros * virtual, ranks - rank - 1
+    most = {"gpipe": total, "1f1b": behind, "interleaved": 2 * behind + (virtual - 1) * ranks}
+    warm_up = min(most[schedule], total)
     # Step 2: the order of forwards and of backwards.
     # Interleaved: `ranks` microbatches of one chunk, then of the next; without, one chunk only.
     # For example 2 ranks with 2 chunks each and 4 microbatches: rank 0 runs chunks 0 and 2 in the

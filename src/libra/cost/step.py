@@ -56,11 +56,6 @@ class StepSeconds:
     lockstep: float
     """All microbatches, where all replicas synchronise at every accumulation index."""
 
-    attention: float
-    """The attention benchmark: over the indices, the sum of the slowest replica's attention in one
-    layer, forward and backward, without recomputation.
-    """
-
     gradients: float
     """Reduce-scatter of gradients and all-gather of parameters, without their hidden share."""
 
@@ -140,7 +135,6 @@ def step_seconds(
     return StepSeconds(
         free=float(free.makespan[slowest]),
         lockstep=float(lockstep.makespan.max()),
-        attention=float(forward.max(axis=1).sum() + backward.max(axis=1).sum()),
         gradients=gradient_seconds(model, parallelism, cluster)
         * (1 - parallelism.gradient_overlap),
         optimizer=optimizer_seconds(model, parallelism, cluster),

@@ -57,7 +57,6 @@ def test_without_pools_the_slowest_sum_counts_and_in_lockstep_the_sum_of_the_slo
     # Every attention second happens in four layers, forward and recomputed.
     assert step.free == pytest.approx(linear() + 8 * 6)
     assert step.lockstep == pytest.approx(linear() + 8 * (5 + 3))
-    assert step.attention == 5 + 3
     assert step.bubble_share == pytest.approx(0)
     assert compose(none, ATTENTION).free == pytest.approx(linear() + 4 * 6)
 
