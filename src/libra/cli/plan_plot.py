@@ -55,9 +55,8 @@ def _load_panel(report: PlanReport) -> Any:
     x = _replicas(alt.X("x:Q", title=f"replica{workers}"), plan)
     y = alt.Y("y:Q", stack=None, title="load of a worker / mean")
     target = 1 + plan.config.tolerance
-    line = theme.plot([{"y": target}]).mark_rule(color=theme.GREY, strokeDash=[4, 3])
     edges = [worker / cp for worker in range(plan.workers + 1)]
-    chart = alt.layer(theme.curves(x, y, edges, columns), line.encode(y="y:Q"))
+    chart = alt.layer(theme.curves(x, y, edges, columns), theme.level(target))
     peaks = " → ".join(f"{loads.max():.2f}×" for loads in columns.values())
     title = alt.TitleParams(f"Busiest worker / mean: {peaks} (target {target:g})", fontSize=13)
     return chart.properties(width=_LOAD_WIDTH, height=_HEIGHT, title=title)

@@ -42,7 +42,8 @@ CONFIG: Final[dict[str, Any]] = {
     "axis": _LABELS
     | {"domainColor": GREY, "tickColor": GREY, "gridColor": "#e4e8ed", "titleFontWeight": "normal"}
     | {"titlePadding": 8, "labelOverlap": "greedy"},
-    "axisX": {"labelSeparation": 10, "tickCount": {"expr": "max(3, round(width / 90))"}},
+    "axisX": {"labelSeparation": 10, "tickCount": {"expr": "max(3, round(width / 90))"}}
+    | {"grid": False},
     "axisY": {"labelSeparation": 4, "tickCount": 6, "domain": False, "ticks": False},
     "legend": _LABELS | {"orient": "top", "title": None, "labelLimit": 220, "columnPadding": 18},
     "title": {"anchor": "start", "frame": "group", "color": INK, "fontSize": 16, "offset": 14},
@@ -56,9 +57,8 @@ _COLUMNS: Final = alt.ExprRef("max(1, floor(width / 165))")
 """As many columns of a legend as the width has room for."""
 
 Data = Iterable[Mapping[str, Any]]
-
-
-Cells = Sequence[str]
+Table = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
+"""Headings and rows of the numbers of a figure, as text with units."""
 
 
 class Look(NamedTuple):
@@ -132,6 +132,23 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [tick for tick in ticks if low <= tick <= high]
 
 
+def log_percent_axis(low: float, high: float) -> dict[str, Any]:
+    """A logarithmic axis of percentages."""
+    return {"format": "~%", "values": log_ticks(low, high), "tickCount": 100}
+
+
+def doublings(title: str, places: Sequence[int]) -> alt.X:
+    """The field `x` on a logarithmic axis of base 2 with a tick at each of the places."""
+    x = alt.X("x:Q", title=title).axis(values=places, tickCount=100, format="d")
+    return x.scale(type="log", base=2, padding=12, nice=False)
+
+
+def level(height: float) -> alt.Chart:
+    """A dashed line across the chart."""
+    line: alt.Chart = plot([{"y": height}]).mark_rule(color=GREY, strokeDash=[4, 3])
+    return line.encode(y="y:Q")
+
+
 def coloured(chart: alt.Chart, looks: Iterable[Look], field: str = "series", **legend: Any) -> Any:
     """The chart with colours by `field`, and a legend that selects series by a click."""
     labels, colours, _ = zip(*looks, strict=True)
@@ -169,19 +186,16 @@ def hover(chart: alt.Chart, **encodings: Any) -> alt.Chart:
     return chart.encode(opacity=lit, **encodings).add_params(over)
 
 
-Columns = Mapping[Look, Sequence[float | None] | NDArray[np.float64]]
+Columns = Mapping[Look, Sequence[float] | NDArray[np.float64]]
 
 
 def number_table(
     heading: str, names: Iterable[str], columns: Columns, show: Callable[[float], str]
-) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Headings and rows of a figure: a name, then every column's value as `show` writes it."""
+) -> Table:
+    """A table of figures: a name, then every column's value as `show` writes it."""
+    rows = zip(names, *columns.values(), strict=True)
     headings = (heading, *(look.label for look in columns))
-    values = zip(*columns.values(), strict=True)
-    return headings, tuple(
-        (name, *("–" if value is None else show(value) for value in row))
-        for name, row in zip(names, values, strict=True)
-    )
+    return headings, tuple((name, *map(show, values)) for name, *values in rows)
 
 
 def curves(x: alt.X, y: alt.Y, places: Sequence[float], columns: Columns) -> Any:
@@ -190,17 +204,13 @@ def curves(x: alt.X, y: alt.Y, places: Sequence[float], columns: Columns) -> Any
     With one place more than a column has values, places are the edges of bins and the curves are
     steps: the last value stands twice, at both edges of the last bin.
     """
-    data = []
-    for look, values in columns.items():
-        is_binned = len(places) > len(values)
-        heights = [*values, values[-1]] if is_binned else values
-        data += [
-            {"x": place, "y": height, "series": look.label}
-            for place, height in zip(places, heights, strict=True)
-            if height is not None
-        ]
+    data = [
+        {"x": place, "y": height, "series": look.label}
+        for look, values in columns.items()
+        for place, height in zip(places, [*values, values[-1]], strict=False)
+    ]
     chart = plot(data).encode(x=x, y=y)
-    if is_binned:
+    if len(places) > min(map(len, columns.values())):
         chart = chart.mark_area(interpolate="step-after", line=True, fillOpacity=0.2)
         return coloured(chart, columns, symbolType="square")
     # One legend for colour and dash, with lines long enough to show the dashes.
@@ -211,15 +221,17 @@ def curves(x: alt.X, y: alt.Y, places: Sequence[float], columns: Columns) -> Any
     return coloured(chart, columns, symbolType="stroke", symbolSize=450).encode(strokeDash=dashes)
 
 
-def curve_chart(
+def curve_figure(
+    key: str,
+    title: str,
     x: alt.X,
     y: alt.Y,
     places: Sequence[float],
     columns: Columns,
-    table: tuple[Cells, Sequence[Cells]],
+    table: Table,
     *layers: alt.Chart,
-) -> alt.TopLevelMixin:
-    """`curves` with the table's rows as tooltips."""
+) -> Figure:
+    """A figure of `curves`, with the table's rows as tooltips."""
     if len(places) > len(table[1]):
         bins = with_tooltips(*table, [{"x": a, "x2": b} for a, b in pairwise(places)])
         over = hover(bins.mark_rect(color=GREY), x="x:Q", x2="x2:Q").add_params(zoom("x"))
@@ -227,4 +239,5 @@ def curve_chart(
         lines = with_tooltips(*table, [{"x": place} for place in places])
         wide = alt.ExprRef(f"width / {len(places)}")
         over = hover(lines.mark_rule(color=GREY, strokeWidth=wide), x="x:Q")
-    return alt.layer(curves(x, y, places, columns), *layers, over).properties(height=270)
+    chart = alt.layer(curves(x, y, places, columns), *layers, over).properties(height=270)
+    return Figure(key, title, *table, chart)

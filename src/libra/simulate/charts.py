@@ -10,7 +10,8 @@ captions and findings in report.html.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Iterable
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Final, Literal
 
@@ -19,8 +20,8 @@ import numpy as np
 
 from libra.simulate import chart_theme as theme
 from libra.simulate.chart_theme import BLUE, GREEN, GREY, OLIVE, ORANGE, PINK, TEAL, Figure, Look
-from libra.simulate.formats import count, percent, seconds, short, three_digits, times
-from libra.simulate.results import CandidateResult, Study
+from libra.simulate.formats import count, gigabytes, percent, seconds, short, times
+from libra.simulate.results import CandidateResult, ScalePoint, Study
 
 Section = tuple[str, str, tuple[Figure, ...]]
 """Anchor, title and figures of a part of the report."""
@@ -54,6 +55,7 @@ _PARTS: Final = {
 """Parts of a step, by their fields of `SchemeResult`."""
 _POOL_COLOURS: Final = (ORANGE, GREEN, BLUE, PINK, OLIVE, TEAL, GREY)
 _POOL_SHAPES: Final = ("square", "diamond", "circle", "triangle-up", "triangle-down", "cross")
+"""Marks of the pool sizes; the first follow the last."""
 _SCHEDULES: Final = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved"}
 _TOKEN_TICKS: Final = (
     "datum.value < 1024 ? format(datum.value, 'd') : datum.value < 1048576 ? "
@@ -70,17 +72,15 @@ _LEAST_SHARE: Final = 1e-4
 
 def sections(study: Study) -> tuple[Section, ...]:
     """Every figure that has something to show, in the order in which they are read."""
-    balance = (pooling_figure(study), workers_figure(study), tradeoff_figure(study))
-    steps = (schemes_figure(study), microbatches_figure(study))
     scaling = (scaling_figure(study, "fixed_batch"), scaling_figure(study, "weak"))
+    pipeline = pipeline_figure(study)
     parts = {
         "Corpus": (lengths_figure(study), packs_figure(study)),
-        "Balance": balance,
-        "Speed": (*steps, *scaling, pipeline_figure(study)),
+        "Balance": (pooling_figure(study), workers_figure(study), tradeoff_figure(study)),
+        "Speed": (schemes_figure(study), microbatches_figure(study), *scaling, pipeline),
     }
     return tuple(
-        (title.lower(), title, tuple(figure for figure in figures if figure is not None))
-        for title, figures in parts.items()
+        (title.lower(), title, tuple(filter(None, figures))) for title, figures in parts.items()
     )
 
 
@@ -104,7 +104,7 @@ def lengths_figure(study: Study) -> Figure | None:
     if not sum(bins.tokens):
         return None
     # Bins are joined: [0, 1, 2], [3, 4, 5] and so on.
-    starts = list(range(0, len(bins.samples), _JOINED_BINS))
+    starts = range(0, len(bins.samples), _JOINED_BINS)
     edges = [*(bins.edges[start] for start in starts), bins.edges[-1]]
     columns = {
         Look("samples", GREEN): bins.samples,
@@ -116,29 +116,24 @@ def lengths_figure(study: Study) -> Figure | None:
     heights = {look: (share / np.diff(np.log2(edges))).tolist() for look, share in shares.items()}
     names = [f"{low:,} to {max(high - 1, low):,}" for low, high in pairwise(edges)]
     table = theme.number_table("length, tokens", names, shares, percent)
-    x = alt.X("x:Q", title="sample length, tokens").axis(labelExpr=_TOKEN_TICKS, grid=False)
+    x = alt.X("x:Q", title="sample length, tokens").axis(labelExpr=_TOKEN_TICKS)
     x = x.scale(type="log", base=2, domain=[edges[0], edges[-1]], nice=False)
     y = alt.Y("y:Q", stack=None, title="share per doubling of length").axis(format="~%")
-    chart = theme.curve_chart(x, y, edges, heights, table)
-    return Figure("lengths", "Sample lengths", *table, chart)
+    return theme.curve_figure("lengths", "Sample lengths", x, y, edges, heights, table)
 
 
 def packs_figure(study: Study) -> Figure:
     """Attention of packs that all hold the same number of tokens."""
     values = study.packs.quantiles
-    edges = [i / len(values) for i in range(len(values) + 1)]
     columns = {Look("workload / mean", ORANGE): values}
     names = [f"{i}%" for i in range(len(values))]
     table = theme.number_table("packs up to here", names, columns, times)
-    x = alt.X("x:Q", title="packs up to here, lightest first").axis(format="%", grid=False)
+    x = alt.X("x:Q", title="packs up to here, lightest first").axis(format="%")
     y = alt.Y("y:Q", title="workload / mean")
-    chart = theme.curve_chart(x, y, edges, columns, table, _mean_line())
-    return Figure("packs", "Workload of a pack", *table, chart)
-
-
-def _mean_line() -> alt.Chart:
-    line: alt.Chart = theme.plot([{"y": 1}]).mark_rule(color=GREY, strokeDash=[4, 3])
-    return line.encode(y="y:Q")
+    edges = [i / len(values) for i in range(len(values) + 1)]
+    return theme.curve_figure(
+        "packs", "Workload of a pack", x, y, edges, columns, table, theme.level(1)
+    )
 
 
 def pooling_figure(study: Study) -> Figure | None:
@@ -153,13 +148,10 @@ def pooling_figure(study: Study) -> Figure | None:
     table = theme.number_table("P", map(count, sizes), columns, percent)
     most = max(map(max, columns.values())) or 1.0
     ends = [most * _LEAST_SHARE, 1.3 * most]
-    x = alt.X("x:Q", title="replicas in a pool, P").axis(values=sizes, tickCount=100, grid=False)
-    x = x.scale(type="log", base=2, padding=12, nice=False)
-    y = alt.Y("y:Q", title="heaviest pool / mean, − 1")
-    y = y.axis(format="~%", values=theme.log_ticks(*ends), tickCount=100)
+    x = theme.doublings("replicas in a pool, P", sizes)
+    y = alt.Y("y:Q", title="heaviest pool / mean, − 1").axis(**theme.log_percent_axis(*ends))
     y = y.scale(type="log", domain=ends, clamp=True, nice=False)
-    chart = theme.curve_chart(x, y, sizes, columns, table)
-    return Figure("pooling", "Imbalance between pools", *table, chart)
+    return theme.curve_figure("pooling", "Imbalance between pools", x, y, sizes, columns, table)
 
 
 def workers_figure(study: Study) -> Figure:
@@ -175,11 +167,12 @@ def workers_figure(study: Study) -> Figure:
     names = [str(i) if each == 1 else f"{i} to {min(i + each, len(after)) - 1}" for i in starts]
     table = theme.number_table("worker", names, columns, lambda load: f"{times(load)} the mean")
     edges = [*(i - 0.5 for i in starts), len(after) - 0.5]
-    x = alt.X("x:Q", title="worker").axis(format="d", tickMinStep=1, grid=False)
+    x = alt.X("x:Q", title="worker").axis(format="d", tickMinStep=1)
     x = x.scale(domain=[edges[0], edges[-1]], nice=False)
     y = alt.Y("y:Q", title="load / mean", stack=None)
-    chart = theme.curve_chart(x, y, edges, columns, table, _mean_line())
-    return Figure("workers", "Load of each worker", *table, chart)
+    return theme.curve_figure(
+        "workers", "Load of each worker", x, y, edges, columns, table, theme.level(1)
+    )
 
 
 def overall_imbalance(row: CandidateResult) -> float:
@@ -190,43 +183,39 @@ def overall_imbalance(row: CandidateResult) -> float:
 def tradeoff_figure(study: Study) -> Figure:
     """Balance of every candidate, and its cost in traffic."""
     best, candidates = study.recommendation.candidate, study.candidates
+    heights = [overall_imbalance(row) for row in candidates]
     headings = ("candidate", "traffic of a pool", "imbalance", "step", "memory")
     rows = tuple(
         (
             row.name + (" (recommended)" if i == best else ""),
-            f"{three_digits(row.gigabytes)} GB",
-            *(percent(overall_imbalance(row)), seconds(row.step_seconds)),
+            gigabytes(row.gigabytes),
+            *(percent(heights[i]), seconds(row.step_seconds)),
             "fits" if row.fits else "over the cap",
         )
         for i, row in enumerate(candidates)
     )
-    heights = [overall_imbalance(row) for row in candidates]
     points = [
         {"series": f"P = {row.pool_size}", "x": row.gigabytes, "y": height, "fits": row.fits}
         for row, height in zip(candidates, heights, strict=True)
     ]
     names = [f"P = {size}" for size in sorted({row.pool_size for row in candidates})]
-    colours = [_POOL_COLOURS[i % len(_POOL_COLOURS)] for i in range(len(names))]
-    shapes = [_POOL_SHAPES[i % len(_POOL_SHAPES)] for i in range(len(names))]
-    # A logarithmic axis where candidates are orders of magnitude apart.
-    wide = min(heights) > 0 and max(heights) > 10 * min(heights)
     x = alt.X("x:Q", title="traffic of a pool, one layer forward, GB").scale(zero=True)
-    ticks = theme.log_ticks(min(heights) / 2, 2 * max(heights)) if wide else alt.Undefined
-    y = alt.Y("y:Q", title="imbalance of all workers").axis(
-        format="~%", values=ticks, tickCount=6 if ticks is alt.Undefined else 100
-    )
-    y = y.scale(type="log", padding=30, nice=False) if wide else y.scale(padding=30, zero=True)
+    y = alt.Y("y:Q", title="imbalance of all workers")
+    # A logarithmic axis where candidates are orders of magnitude apart.
+    if min(heights) > 0 and max(heights) > 10 * min(heights):
+        y = y.axis(**theme.log_percent_axis(min(heights) / 2, 2 * max(heights)))
+        y = y.scale(type="log", padding=30, nice=False)
+    else:
+        y = y.axis(format="~%").scale(padding=30, zero=True)
     marks = theme.with_tooltips(headings, rows, points).mark_point(size=110, strokeWidth=2)
-    marks = theme.coloured(marks, map(Look, names, colours)).encode(
-        x=x.axis(grid=False),
+    marks = theme.coloured(marks, map(Look, names, cycle(_POOL_COLOURS))).encode(
+        x=x,
         y=y,
-        shape=alt.Shape("series:N").scale(domain=names, range=shapes),
-        fill=alt.Fill("series:N").scale(domain=names, range=colours),
+        shape=alt.Shape("series:N").scale(domain=names, range=_POOL_SHAPES),
+        fill=alt.Fill("series:N").scale(domain=names, range=_POOL_COLOURS),
         fillOpacity=alt.when("datum.fits").then(alt.value(0.8)).otherwise(alt.value(0.0)),
     )
-    chosen = theme.plot(points[best : best + 1] if best is not None else []).encode(
-        x="x:Q", y="y:Q"
-    )
+    chosen = theme.plot([points[best]] if best is not None else []).encode(x="x:Q", y="y:Q")
     ring = chosen.mark_point(size=420, color=GREY, strokeWidth=1.5)
     text = chosen.mark_text(text="recommended", dy=-20, fontWeight="bold")
     chart = alt.layer(ring, text, marks.add_params(theme.zoom("x", "y"))).properties(height=270)
@@ -235,7 +224,6 @@ def tradeoff_figure(study: Study) -> Figure:
 
 def schemes_figure(study: Study) -> Figure:
     """A step's time in each scheme, and its parts."""
-    schemes = study.schemes
     headings = ("scheme", "step", *(look.label for look in _PARTS.values()), "speedup")
     headings += ("slowest index, one layer", "mean index, one layer")
     rows = tuple(
@@ -244,16 +232,16 @@ def schemes_figure(study: Study) -> Figure:
             *(seconds(getattr(row, field)) for field in _PARTS),
             *(times(row.speedup), seconds(row.worst_index), seconds(row.mean_index)),
         )
-        for row in schemes
+        for row in study.schemes
     )
     bars = [
         {"row": i, "series": look.label, "order": order, "x": max(getattr(row, field), 0.0)}
-        for i, row in enumerate(schemes)
+        for i, row in enumerate(study.schemes)
         for order, (field, look) in enumerate(_PARTS.items())
     ]
     notes = [{"row": i, "text": f"{row[0]}: {row[1]}, {row[5]}"} for i, row in enumerate(rows)]
     y = alt.Y("row:O", axis=None).scale(paddingInner=0, paddingOuter=0)
-    x = alt.X("x:Q", title="seconds of a step")
+    x = alt.X("x:Q", title="seconds of a step").axis(grid=True)
     # Names stand above their bars: they need no margin, and a narrow screen leaves the bars room.
     parts = theme.plot(bars).mark_bar(size=16, yOffset=9).encode(x=x, y=y, order="order:Q")
     texts = theme.plot(notes).mark_text(align="left", yOffset=-9)
@@ -264,66 +252,65 @@ def schemes_figure(study: Study) -> Figure:
     return Figure("schemes", "One step, scheme by scheme", headings, rows, chart)
 
 
-def _scheme_looks(study: Study, keys: set[str]) -> dict[str, Look]:
+def _scheme_looks(study: Study, keys: Iterable[str]) -> dict[str, Look]:
     """Looks of the schemes that are among `keys`, in the order of the study."""
-    return {
-        row.key: Look(row.label, *_SCHEME_LOOKS[row.key])
-        for row in study.schemes
-        if row.key in keys
-    }
+    labels = {row.key: row.label for row in study.schemes if row.key in keys}
+    return {key: Look(label, *_SCHEME_LOOKS[key]) for key, label in labels.items()}
 
 
 def microbatches_figure(study: Study) -> Figure:
     """Attention time of microbatches: pipelines and synchronisation wait for the slowest."""
-    counts, edges = study.microbatches.counts, study.microbatches.edges
+    counts, edges = study.microbatches.counts, list(study.microbatches.edges)
     columns = {
         look: [each / (sum(counts[key]) or 1) for each in counts[key]]
-        for key, look in _scheme_looks(study, set(counts)).items()
+        for key, look in _scheme_looks(study, counts).items()
     }
     names = [f"{seconds(low)} to {seconds(high)}" for low, high in pairwise(edges)]
     table = theme.number_table("attention time, one layer", names, columns, percent)
     scale, unit = (1.0, "s") if edges[-1] >= 1 else (1e3, "ms")
-    x = alt.X("x:Q", title=f"attention in one layer, forward and backward, {unit}").axis(grid=False)
-    x = x.scale(domain=[scale * edges[0], scale * edges[-1]], nice=False)
+    edges = [scale * edge for edge in edges]
+    x = alt.X("x:Q", title=f"attention in one layer, forward and backward, {unit}")
+    x = x.scale(domain=[edges[0], edges[-1]], nice=False)
     y = alt.Y("y:Q", stack=None, title="share of the microbatches").axis(format="~%")
-    chart = theme.curve_chart(x, y, [scale * edge for edge in edges], columns, table)
-    return Figure("microbatches", "Attention time of a microbatch, one layer", *table, chart)
+    title = "Attention time of a microbatch, one layer"
+    return theme.curve_figure("microbatches", title, x, y, edges, columns, table)
 
 
 def scaling_figure(study: Study, way: Literal["fixed_batch", "weak"]) -> Figure | None:
     """Predicted throughput against the number of replicas."""
-    points = getattr(study.scaling, way)
+    points: tuple[ScalePoint, ...] = getattr(study.scaling, way)
     if not points:
         return None
     looks = _scheme_looks(study, {key for point in points for key in point.tokens_per_second})
+    columns = {
+        look: [point.tokens_per_second.get(key, np.nan) / point.gpus for point in points]
+        for key, look in looks.items()
+    }
     headings = ("DP", "GPUs", *(f"{look.label}, tokens/s" for look in looks.values()))
-    columns: dict[Look, list[float | None]] = {look: [] for look in looks.values()}
-    rows = []
-    for point in points:
-        cells = []
-        for key, look in looks.items():
-            rate = point.tokens_per_second.get(key)
-            columns[look].append(None if rate is None else rate / point.gpus)
-            cells.append(
-                "–" if rate is None else f"{short(rate)} ({percent(point.efficiency[key])})"
-            )
-        rows.append((count(point.dp), count(point.gpus), *cells))
-    sizes = [point.dp for point in points]
-    x = alt.X("x:Q", title="data-parallel replicas, DP").axis(
-        values=sizes, tickCount=100, format="d", grid=False
+    rows = tuple(
+        (count(point.dp), count(point.gpus), *(_rate(point, key) for key in looks))
+        for point in points
     )
-    x = x.scale(type="log", base=2, padding=12, nice=False)
+    sizes = [point.dp for point in points]
+    x = theme.doublings("data-parallel replicas, DP", sizes)
     y = alt.Y("y:Q", title="tokens per second and GPU").axis(format="~s")
     title = "Strong scaling, fixed batch" if way == "fixed_batch" else "Weak scaling"
-    chart = theme.curve_chart(x, y, sizes, columns, (headings, rows))
-    return Figure(f"scaling-{way.replace('_', '-')}", title, headings, tuple(rows), chart)
+    key = f"scaling-{way.replace('_', '-')}"
+    return theme.curve_figure(key, title, x, y, sizes, columns, (headings, rows))
+
+
+def _rate(point: ScalePoint, scheme: str) -> str:
+    """Throughput and efficiency as text."""
+    if scheme not in point.tokens_per_second:
+        return "–"
+    return f"{short(point.tokens_per_second[scheme])} ({percent(point.efficiency[scheme])})"
 
 
 def pipeline_figure(study: Study) -> Figure | None:
     """Idle time of the stages of a pipeline; None for a job without a pipeline."""
     if study.settings.parallelism.pp == 1 or not study.pipeline:
         return None
-    looks = _scheme_looks(study, set(study.pipeline[0].bubble))
+    looks = _scheme_looks(study, study.pipeline[0].bubble)
     names = [f"{_SCHEDULES[r.schedule]}, {r.stages} × {r.microbatches}" for r in study.pipeline]
     columns = {look: [r.bubble[key] for r in study.pipeline] for key, look in looks.items()}
     headings, rows = theme.number_table("stages × microbatches", names, columns, percent)
@@ -333,8 +320,8 @@ def pipeline_figure(study: Study) -> Figure | None:
         for name, share in zip(names, column, strict=True)
     ]
     y = alt.Y("y:N", sort=None, title=None)
-    x = alt.X("x:Q", title="idle share of the stages' time").axis(format="~%").scale(zero=True)
-    marks = theme.plot(dots).mark_point(size=130, filled=True).encode(x=x, y=y)
+    x = alt.X("x:Q", title="idle share of the stages' time").axis(format="~%", grid=True)
+    marks = theme.plot(dots).mark_point(size=130, filled=True).encode(x=x.scale(zero=True), y=y)
     spans = theme.plot(dots).mark_rule(color=GREY).encode(x="min(x):Q", x2="max(x):Q", y=y)
     places = theme.with_tooltips(headings, rows, [{"y": name} for name in names])
     over = theme.hover(places.mark_rect(color=GREY), y=y)

@@ -16,18 +16,16 @@ import dataclasses
 import hashlib
 import json
 from importlib import resources
-from inspect import isfunction
+from inspect import getmembers, isfunction
 from pathlib import Path
 from typing import Any, Final
 
-from libra.extras import check_installed, require
+from libra.extras import require
 from libra.simulate import formats
 from libra.simulate.results import LengthBins, Study, study_json
 
-PACKAGES: Final = ("jinja2", "altair", "vl_convert")
+PACKAGES: Final = ("jinja2", "vl_convert", "altair")
 """Packages of the extra `report`."""
-_FORMATS: Final = {name: each for name, each in vars(formats).items() if isfunction(each)}
-"""Ways to write numbers, for the template."""
 
 
 def write_report(study: Study, path: Path) -> None:
@@ -37,9 +35,7 @@ def write_report(study: Study, path: Path) -> None:
 
 def render_report(study: Study) -> str:
     """The page.  MissingPackageError where the extra `report` is not installed."""
-    for package in PACKAGES:
-        check_installed(package, "a report")
-    jinja2, vl_convert = require("jinja2", "a report"), require("vl_convert", "a report")
+    jinja2, vl_convert, _ = (require(package, "a report") for package in PACKAGES)
     from libra.simulate.chart_theme import draw_svg
     from libra.simulate.charts import sections
 
@@ -52,8 +48,7 @@ def render_report(study: Study) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals.update(_FORMATS)
-    safe = jinja2.utils.markupsafe.Markup
+    environment.globals.update(getmembers(formats, isfunction))
     page: str = environment.from_string(_file("report.html")).render(
         study=study,
         sections=parts,
@@ -64,8 +59,8 @@ def render_report(study: Study) -> str:
         half_cost=half_cost(study.corpus.histogram),
         settings=settings_groups(study),
         study_json=_base64(json.dumps(study_json(study)).encode()),
-        charts=safe(script_json(specs)),
-        script=safe(script),
+        charts=jinja2.utils.htmlsafe_json_dumps(specs, allow_nan=False),
+        script=jinja2.utils.markupsafe.Markup(script),
         script_hash=f"sha256-{_base64(hashlib.sha256(script.encode()).digest())}",
     )
     return page
@@ -77,12 +72,6 @@ def _file(name: str) -> str:
 
 def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
-
-
-def script_json(value: Any) -> str:
-    """JSON for a script element: without `<`, `>` and `&` no text in it can end the element."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def half_cost(bins: LengthBins) -> tuple[int, float, float]:
