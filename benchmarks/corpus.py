@@ -4,7 +4,7 @@
 
 Lognormal lengths are made in chunks, packed and placed window by window (VRSP, then swaps), and
 never held together.  Each size runs in a process of its own, on one thread, for its peak memory.
-Seconds are of CPU time and leave out making the lengths, which is reported beside them.
+Seconds are of CPU time and leave out making the lengths, which is reported next to them.
 """
 
 from __future__ import annotations

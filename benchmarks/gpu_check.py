@@ -4,7 +4,7 @@
 
 Checks every attention kernel that imports against dense fp64 attention; checks two and four ranks
 on this one device against plain attention, with and without chunks; looks whether planning hides
-behind compute; measures what a layer costs beside its kernel for 1, 8, 64 and 512 segments; and
+behind compute; measures what a layer costs besides its kernel for 1, 8, 64 and 512 segments; and
 measures how fast the kernel runs by block length and heads, into a kernel table that
 `libra simulate` reads.  Exits 1 if something is wrong.
 

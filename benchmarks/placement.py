@@ -184,7 +184,7 @@ def pack(lengths: NDArray[np.uint32], case: Case) -> Packs:
 
 
 def windows(packs: Packs, case: Case) -> list[list[list[int]]]:
-    """The packs of each pool of each window, as the sampler deals them."""
+    """The packs of each pool of each window, as the sampler assigns them."""
     batch, loads = case.global_batch, packs.workloads
     placed = []
     for start in range(0, len(packs) - batch + 1, batch):

@@ -3,8 +3,9 @@
     python benchmarks/reproduction.py --json reproduction.json
 
 Attention benchmark: one layer, forward and backward, a barrier at every accumulation index, as in
-the paper (heads 128 / kv / 256).  End to end: a whole model, replicas meet at every index, fixed
-global batch, 1 to 16 replicas.  Every figure is a ratio to Ulysses on the same windows.
+the paper (heads 128 / kv / 256).  End to end: a whole model with a fixed global batch on 1 to 16
+replicas, which wait for each other at every index.  Every figure is a ratio to Ulysses on the same
+windows.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Figures:
     middle_transfer: float
     step: float
     attended: float
-    """The kernels beside the transfers."""
+    """The kernels next to the transfers."""
     first: float
     middle: float
     last: float

@@ -210,7 +210,7 @@ class Args:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)
     """Seeds of the generator; figures are means over all their windows."""
     mix: Path | None = None
-    """Real sample lengths, .npy, measured at 1M beside them."""
+    """Real sample lengths, .npy, measured at 1M next to them."""
     markdown: Path | None = None
     """Write the tables there too."""
 
