@@ -133,12 +133,14 @@ def tables(found: dict[str, Any], day: str) -> Iterator[str]:
         yield "|---" + "|---:" * 10 + "|"
         for scheme, row in figures["schemes"].items():
             ratios = row["of_ulysses"]
-            mean, slowest = ratios["mean"], ratios["slowest"]
-            times = [mean["straggler"], slowest["straggler"]]
-            times += [mean[part] for part in ("compute", "exposed", "wait")]
+            times = [
+                ratios[name] for name in ("straggler", "slowest", "compute", "exposed", "wait")
+            ]
             speedups = ("speedup", "cpu_speedup", "predicted", "slowest_speedup")
             cells = [figures["names"][scheme], *(f"{time:.3f}" for time in times)]
-            cells += [f"{ratios[name]:.2f}x" for name in speedups] + [f"{row['megabytes']:.1f}"]
+            cells += [f"{ratios[name]:.2f}x" for name in speedups] + [
+                f"{row['mean']['sent'] / 1e6:.1f}"
+            ]
             yield f"| {' | '.join(cells)} |"
 
 

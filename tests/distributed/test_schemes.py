@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 import libra
 from libra.baselines.wlb import WlbConfig
-from libra.bench.measure import BenchRank, measure_windows
+from libra.bench.measure import BenchJob, measure_windows
+from libra.bench.options import BenchOptions
 from libra.bench.runner import SchemeRunner, make_runners
 from libra.config import HeadShape
 from libra.runtime.kernels import kernel_for
@@ -147,24 +148,20 @@ def _whole_batch(job: Job, world: int) -> Job:
 def times_case(rank: int, world_size: int, job: Job) -> dict[str, list[tuple[float, ...]]]:
     """Measured steps of every scheme."""
     runners, kernel = every_runner(world_size, job.cp)
-    here = BenchRank(
-        rank=rank,
-        world=world_size,
-        cp=job.cp,
-        device=CPU,
-        dtype=torch.float64,
+    assert dist.group.WORLD is not None
+    measured = BenchJob(
+        options=BenchOptions(
+            what="attention", lengths="", layers=2, wlb=WlbConfig(most_tokens=2.0)
+        ),
+        windows=[job.window],
         heads=job.heads,
+        dtype=torch.float64,
+        device=CPU,
         kernel=kernel,
+        world=dist.group.WORLD,
     )
     heard: list[str] = []
-    times = measure_windows(
-        [job.window],
-        runners,
-        here,
-        layers=2,
-        wlb=WlbConfig(most_tokens=2.0),
-        done=heard.append,
-    )
+    times = measure_windows(measured, runners, heard.append)
     count = len(heard) // len(MEASURED)
     turns = [heard[i * len(MEASURED) : (i + 1) * len(MEASURED)] for i in range(count)]
     assert turns == [list(MEASURED)[:: -1 if i % 2 else 1] for i in range(count)]

@@ -1,8 +1,8 @@
 """`libra bench attention`: one attention layer of every scheme, measured on real ranks.
 
-    options --> windows of packs --> steps of each scheme (steps) --> SchemeRunner (runner)
-                                                                          |
-    BenchResult (results)  <--  StepTimes, schemes in turn (measure)  <---+
+    options --> windows of packs --> steps of each scheme --> SchemeRunner (runner)
+                                                                  |
+    BenchResult (results) <-- StepTimes, schemes in turn (measure) <--+
 
 Call `run.run_ranks(options)` on every rank of a torchrun job.
 """

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from libra.baselines.wlb import WlbConfig
-from libra.bench.steps import window_steps
+from libra.baselines.wlb import WlbConfig, repack_by_cost
 from libra.config import HeadShape, PoolConfig
 from libra.corpus import Format, read_lengths
 from libra.corpus.read import STDIN
@@ -24,8 +23,6 @@ from libra.simulate.stream_packing import Packing
 from libra.simulate.windows import WindowReader
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
-DTYPES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of an element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +119,10 @@ class BenchOptions:
 
 def check_options(options: BenchOptions, world: int) -> None:
     """ValueError for options that no rank of a job of `world` ranks could run."""
-    for name in ("tokens", "global_batch", "windows", "cp", "heads", "kv_heads", "head_dim"):
-        check_count(f"--{name.replace('_', '-')}", getattr(options, name))
-    check_count("--layers", options.layers)
-    check_count("--seed", options.seed, least=0)
+    counts = ("tokens", "global_batch", "windows", "cp", "heads", "kv_heads", "head_dim", "layers")
+    for name in (*counts, "seed"):
+        least = 0 if name == "seed" else 1
+        check_count(f"--{name.replace('_', '-')}", getattr(options, name), least=least)
     if not options.scheme:
         raise ValueError("--scheme names no scheme")
     if not 0 < options.timeout < 1e6:
@@ -158,7 +155,7 @@ def _check_scheme(options: BenchOptions, scheme: Scheme, dp: int) -> None:
         cut_heads(options.head_shape(), head_shards(config, options.cp), config.chunks)
 
 
-def read_windows(options: BenchOptions, dp: int) -> list[Packs]:
+def read_windows(options: BenchOptions) -> list[Packs]:
     """The corpus's first windows.  ValueError where it has fewer, or where WLB cannot pack them."""
     chunks = read_lengths(
         options.lengths, format=options.format, column=options.column, chunk=1 << 16
@@ -176,8 +173,7 @@ def read_windows(options: BenchOptions, dp: int) -> list[Packs]:
             f"--windows is {options.windows}, but the corpus fills only {len(windows)} of "
             f"{options.global_batch} packs of {options.tokens} tokens"
         )
-    for scheme in options.schemes:
-        if scheme.packing == "by-cost":
-            for window in windows:
-                window_steps(window, scheme, dp_size=dp, pool_size=1, wlb=options.wlb)
+    if any(scheme.packing == "by-cost" for scheme in options.schemes):
+        for window in windows:
+            repack_by_cost(window.lengths, len(window), window.tokens, options.wlb)
     return windows

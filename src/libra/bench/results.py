@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -11,51 +13,48 @@ import numpy as np
 from libra.bench.options import BenchOptions
 
 BASELINE: Final = "ulysses"
+PARTS: Final = ("compute", "exposed", "wait")
+"""Parts of the straggler time: seconds of a `Times`, shares of `Ratios`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """One step of one scheme: its layer of median straggler time; seconds are means over ranks."""
+class Times:
+    """One step of one scheme, its layer of median straggler time; or means over steps."""
 
-    window: int
-    step: int
     straggler: float
-    """Slowest rank, forward and backward."""
+    """Seconds of the slowest rank, forward and backward: the sum of its parts."""
     compute: float
+    """Like the other parts, a mean over ranks."""
     exposed: float
     wait: float
     cpu: float
     """CPU seconds of the busiest rank's process, network threads included.  Waits do not count, nor
     other work on a busy machine.
     """
-    load: int
+    load: float
     """Busiest rank's causal pairs times heads."""
-    sent: int
+    sent: float
     """Bytes that all ranks send in forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """Straggler time and its parts, as means over steps: seconds, or ratios to Ulysses."""
+class StepTimes(Times):
+    """The times of one step of a window."""
+
+    window: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratios:
+    """A scheme compared with Ulysses in the same run: times over its mean straggler time."""
 
     straggler: float
     compute: float
     exposed: float
     wait: float
-
-    def over(self, seconds: float) -> Means:
-        """Each value divided by `seconds`."""
-        return Means(**{each.name: getattr(self, each.name) / seconds for each in fields(self)})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ratios:
-    """A scheme compared with Ulysses in the same run."""
-
-    mean: Means
-    """Over the mean straggler time of Ulysses."""
-    slowest: Means
-    """Over the straggler time of the slowest steps of Ulysses."""
+    slowest: float
+    """Mean of the slowest steps, over that of Ulysses."""
     speedup: float
     slowest_speedup: float
     cpu_speedup: float
@@ -69,16 +68,10 @@ class SchemeResult:
     """One scheme's steps and their means."""
 
     steps: tuple[StepTimes, ...]
-    mean: Means
+    mean: Times
     """Over all steps."""
-    slowest: Means
+    slowest: Times
     """Of the slowest step of each window, over windows."""
-    cpu: float
-    """Mean CPU seconds."""
-    load: float
-    """Mean load of the busiest rank."""
-    megabytes: float
-    """Mean megabytes sent."""
     of_ulysses: Ratios | None = None
     """None where Ulysses did not run."""
 
@@ -100,45 +93,36 @@ class BenchResult:
 
 
 def compare(times: Mapping[str, Sequence[StepTimes]]) -> dict[str, SchemeResult]:
-    """Means of every scheme and, where Ulysses ran, its ratios to Ulysses."""
-    found = {key: _scheme_result(steps) for key, steps in times.items()}
-    base = found.get(BASELINE)
-    if base is None:
+    """Means of every scheme and, where Ulysses ran, its ratios to Ulysses.
+
+    The steps of a scheme stand in order of their windows.
+    """
+    found = {}
+    for key, steps in times.items():
+        windows = groupby(steps, attrgetter("window"))
+        slowest = [max(window, key=attrgetter("straggler")) for _, window in windows]
+        found[key] = SchemeResult(steps=tuple(steps), mean=_mean(steps), slowest=_mean(slowest))
+    if BASELINE not in found:
         return found
+    base = found[BASELINE]
     return {key: replace(each, of_ulysses=_ratios(each, base)) for key, each in found.items()}
 
 
-def _scheme_result(steps: Sequence[StepTimes]) -> SchemeResult:
-    windows = sorted({step.window for step in steps})
-    slowest = [
-        max((step for step in steps if step.window == window), key=lambda step: step.straggler)
-        for window in windows
-    ]
-    return SchemeResult(
-        steps=tuple(steps),
-        mean=_means(steps),
-        slowest=_means(slowest),
-        cpu=_mean(steps, "cpu"),
-        load=_mean(steps, "load"),
-        megabytes=_mean(steps, "sent") / 1e6,
-    )
-
-
 def _ratios(result: SchemeResult, base: SchemeResult) -> Ratios:
-    mean, slowest = base.mean.straggler, base.slowest.straggler
+    mean, seconds = result.mean, base.mean.straggler
     return Ratios(
-        mean=result.mean.over(mean),
-        slowest=result.slowest.over(slowest),
-        speedup=mean / result.mean.straggler,
-        slowest_speedup=slowest / result.slowest.straggler,
-        cpu_speedup=base.cpu / result.cpu,
-        predicted=base.load / result.load,
+        straggler=mean.straggler / seconds,
+        **{part: getattr(mean, part) / seconds for part in PARTS},
+        slowest=result.slowest.straggler / base.slowest.straggler,
+        speedup=seconds / mean.straggler,
+        slowest_speedup=base.slowest.straggler / result.slowest.straggler,
+        cpu_speedup=base.mean.cpu / mean.cpu,
+        predicted=base.mean.load / mean.load,
     )
 
 
-def _means(steps: Sequence[StepTimes]) -> Means:
-    return Means(**{each.name: _mean(steps, each.name) for each in fields(Means)})
-
-
-def _mean(steps: Sequence[StepTimes], name: str) -> float:
-    return float(np.mean([getattr(step, name) for step in steps]))
+def _mean(steps: Iterable[Times]) -> Times:
+    """Means of every field over steps."""
+    names = [field.name for field in fields(Times)]
+    means = np.mean([attrgetter(*names)(step) for step in steps], axis=0)
+    return Times(**dict(zip(names, means.tolist(), strict=True)))

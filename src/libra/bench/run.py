@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date, timedelta
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -17,11 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.distributed.device_mesh import init_device_mesh
 
-from libra.bench.measure import BenchRank, measure_windows, prepare_step, write_profile
-from libra.bench.options import DTYPES, BenchOptions, check_options, read_windows
+from libra.bench.measure import BenchJob, measure_windows, prepare_step, write_profile
+from libra.bench.options import BenchOptions, check_options, read_windows
 from libra.bench.results import BenchResult, StepTimes, compare
-from libra.bench.runner import SchemeRunner, close_pools, make_runners
-from libra.data.packing import Packs
+from libra.bench.runner import SchemeRunner, make_runners
 from libra.plan.pool_plan import fingerprint
 from libra.runtime.consensus import reach_consensus
 from libra.runtime.kernels import kernel_for
@@ -43,8 +42,7 @@ def run_ranks(options: BenchOptions) -> BenchResult | None:
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=timeout)
     try:
-        here, windows = _checked(options, device)
-        return _run(options, here, windows, timeout)
+        return _run(_checked_job(options, device), timeout)
     finally:
         dist.destroy_process_group()
 
@@ -55,13 +53,13 @@ def trace_path(path: Path, rank: int) -> Path:
 
 
 def _device(options: BenchOptions) -> torch.device:
-    """This rank's device.  `_checked` refuses a device that is not there, on all ranks together."""
+    """This rank's device.  `_checked_job` refuses a device that is not there, on all ranks together."""
     if options.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
-def _checked(options: BenchOptions, device: torch.device) -> tuple[BenchRank, list[Packs]]:
+def _checked_job(options: BenchOptions, device: torch.device) -> BenchJob:
     """Check everything; then all ranks go on, or all raise."""
     # A rank that finds a problem must not leave before the others know of it.
     problem, windows, kernel = None, [], None
@@ -70,7 +68,7 @@ def _checked(options: BenchOptions, device: torch.device) -> tuple[BenchRank, li
         if options.device == "cuda" and device.type == "cpu":
             raise ValueError("--device cuda: no CUDA device is usable here")
         kernel = kernel_for(device, options.kernel)
-        windows = read_windows(options, dist.get_world_size() // options.cp)
+        windows = read_windows(options)
     except ValueError as error:
         problem = " ".join(str(error).split())
     world = dist.group.WORLD
@@ -79,86 +77,74 @@ def _checked(options: BenchOptions, device: torch.device) -> tuple[BenchRank, li
     facts = {"options": asdict(options), "corpus": digest, "device": device.type}
     reach_consensus(world, "libra bench", problem, facts)
     assert kernel is not None
-    dtype = options.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if device.type == "cuda" else "float32"
-    here = BenchRank(
-        rank=dist.get_rank(),
-        world=dist.get_world_size(),
-        cp=options.cp,
+    best = "bfloat16" if device.type == "cuda" else "float32"
+    dtype: torch.dtype = getattr(torch, best if options.dtype == "auto" else options.dtype)
+    return BenchJob(
+        options=options,
+        windows=windows,
+        heads=options.head_shape(dtype.itemsize),
+        dtype=dtype,
         device=device,
-        dtype=getattr(torch, dtype),
-        heads=options.head_shape(DTYPES[dtype]),
         kernel=TimedKernel(kernel, Stopwatch()),
+        world=world,
     )
-    return here, windows
 
 
-def _run(
-    options: BenchOptions, here: BenchRank, windows: Sequence[Packs], timeout: timedelta
-) -> BenchResult | None:
-    dp = here.world // here.cp
-    mesh = init_device_mesh(here.device.type, (dp, here.cp), mesh_dim_names=("dp", "cp"))
-    runners = make_runners(options.schemes, mesh, options.config, here.kernel, timeout=timeout)
-    with _progress(len(runners) * len(windows) * options.global_batch // dp, here) as done:
-        times = measure_windows(
-            windows, runners, here, layers=options.layers, wlb=options.wlb, done=done
-        )
+def _run(job: BenchJob, timeout: timedelta) -> BenchResult | None:
+    options, device, ranks = job.options, job.device, dist.get_world_size()
+    dp = ranks // options.cp
+    mesh = init_device_mesh(device.type, (dp, options.cp), mesh_dim_names=("dp", "cp"))
+    runners = make_runners(options.schemes, mesh, options.config, job.kernel, timeout=timeout)
+    with _progress(len(runners) * options.windows * options.global_batch // dp) as done:
+        times = measure_windows(job, runners, done)
     if options.trace is not None:
-        runs = _slowest_steps(options, runners, windows, times, here)
-        write_profile(runs, here, trace_path(options.trace, here.rank))
-    close_pools(runners)
-    if here.rank:
+        runs = {each.scheme.label: _slowest_step(job, each, times) for each in runners}
+        write_profile(runs, device, trace_path(options.trace, dist.get_rank()))
+    for pool in {runner.pool for runner in runners if runner.pool is not None}:
+        pool.close()
+    if dist.get_rank():
         return None
     return BenchResult(
         created=date.today().isoformat(),
-        machine=_machine(here),
-        ranks=here.world,
+        machine=_machine(device),
+        ranks=ranks,
         dp=dp,
-        kernel=here.kernel.name,
-        dtype=str(here.dtype).removeprefix("torch."),
+        kernel=job.kernel.name,
+        dtype=str(job.dtype).removeprefix("torch."),
         settings=options,
         names={scheme.key: scheme.label for scheme in options.schemes},
         schemes=compare(times),
     )
 
 
-def _slowest_steps(
-    options: BenchOptions,
-    runners: Sequence[SchemeRunner],
-    windows: Sequence[Packs],
-    times: Mapping[str, Sequence[StepTimes]],
-    here: BenchRank,
-) -> dict[str, Callable[[], None]]:
-    """A call that runs each scheme's slowest step, by the scheme's label."""
-    runs = {}
-    for runner in runners:
-        slowest = max(times[runner.scheme.key], key=lambda step: step.straggler)
-        window = windows[slowest.window]
-        step = runner.steps(window, options.wlb)[slowest.step]
-        _, run = prepare_step(runner, window, step, here, options.seed)
-        run()  # makes index maps
-        runs[runner.scheme.label] = run
-    return runs
+def _slowest_step(
+    job: BenchJob, runner: SchemeRunner, times: Mapping[str, Sequence[StepTimes]]
+) -> Callable[[], None]:
+    """A call that runs the scheme's slowest step."""
+    slowest = max(times[runner.scheme.key], key=attrgetter("straggler"))
+    window = job.windows[slowest.window]
+    step = runner.steps(window, job.options.wlb)[slowest.step]
+    _, run = prepare_step(job, runner, window, step, job.options.seed)
+    run()  # makes index maps
+    return run
 
 
 @contextmanager
-def _progress(steps: int, here: BenchRank) -> Iterator[Callable[[str], None]]:
+def _progress(steps: int) -> Iterator[Callable[[str], None]]:
     """A bar on rank 0's terminal."""
     console = Console(stderr=True)
-    if here.rank or not console.is_terminal:
-        yield lambda scheme: None
-        return
-    columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+    hidden = dist.get_rank() > 0 or not console.is_terminal
+    columns = TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn()
+    elapsed = TimeElapsedColumn()
+    with Progress(*columns, elapsed, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("", total=steps)
         yield lambda scheme: bar.update(task, advance=1, description=scheme)
 
 
-def _machine(here: BenchRank) -> str:
+def _machine(device: torch.device) -> str:
     name = f"{platform.machine()} CPU, cores: {os.cpu_count()}, threads a rank: "
     name += str(torch.get_num_threads())
-    if here.device.type == "cuda":
-        name = torch.cuda.get_device_name(here.device)
-    python = ".".join(map(str, sys.version_info[:2]))
-    return f"{here.world} ranks on {name}; torch {torch.__version__}, Python {python}"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    python = ".".join(platform.python_version_tuple()[:2])
+    return f"{dist.get_world_size()} ranks on {name}; torch {torch.__version__}, Python {python}"

@@ -1,4 +1,4 @@
-"""A scheme on one rank: a pack's bounds in, an attention function of the rank's rows out.
+"""A scheme on one rank: the samples of its steps, and an attention function of the rank's rows.
 
 Schemes share pools, and pools share process groups, where their members are the same.  That is safe
 because a scheme prepares a step only after the scheme before it has planned its own.
@@ -18,10 +18,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from libra.baselines.ring import RingMicrobatch, ring_attention
-from libra.baselines.wlb import WlbConfig
-from libra.bench.steps import Step, window_steps
-from libra.config import HeadShape, PoolConfig, ShardLayout
-from libra.data.lengths import causal_pairs
+from libra.baselines.wlb import WlbConfig, repack_by_cost
+from libra.config import HeadShape, PoolConfig
 from libra.data.packing import Packs
 from libra.runtime.attention import libra_attention
 from libra.runtime.kernels.interface import Kernel
@@ -30,6 +28,50 @@ from libra.runtime.process_groups import Groups
 from libra.simulate.schemes import Scheme
 
 IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Step:
+    """One microbatch of every replica, [DP]."""
+
+    fragments: tuple[IntArray, ...]
+    """Indices into the window's fragments, in the order of the pack."""
+    tokens: tuple[int, ...]
+    """Tokens of each pack, padding included."""
+
+    def cu_seqlens(self, window: Packs, replica: int) -> IntArray:
+        """Sample bounds of a replica's pack, int64."""
+        return np.append(0, np.cumsum(window.lengths[self.fragments[replica]]))
+
+
+def window_steps(
+    window: Packs, scheme: Scheme, *, dp_size: int, pool_size: int, wlb: WlbConfig
+) -> list[Step]:
+    """Every step of a window of GBS packs; `pool_size` is the scheme's.
+
+    Raises ValueError for sizes that don't divide, and where WLB's packs cannot take the samples.
+    """
+    if len(window) % dp_size:
+        raise ValueError(
+            f"global_batch={len(window)} packs over {dp_size} replicas: replicas must divide "
+            "global_batch"
+        )
+    if scheme.packing == "by-cost":
+        packs = repack_by_cost(window.lengths, len(window), window.tokens, wlb)
+        tokens = [int(window.lengths[pack].sum()) for pack in packs]
+    else:
+        # Row by row of [steps, DP], the packs of one step stand next to each other.
+        order = scheme.pools(window.workloads, pool_size, dp_size // pool_size).ravel().tolist()
+        spans = map(window.pieces_of, order)
+        packs = [np.arange(span.start, span.stop) for span in spans]
+        tokens = [window.tokens] * len(packs)
+    return [
+        Step(
+            fragments=tuple(packs[first : first + dp_size]),
+            tokens=tuple(tokens[first : first + dp_size]),
+        )
+        for first in range(0, len(packs), dp_size)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +87,46 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemeRunner:
-    """One scheme on this rank."""
+    """One scheme on this rank, in a mesh of dimensions (dp, cp)."""
 
     scheme: Scheme
     config: PoolConfig
-    dp_size: int
-    prepare: Callable[[IntArray, int, HeadShape], Ready]
-    """Takes the sample bounds and tokens of this rank's pack, and the heads.  Collective."""
+    mesh: DeviceMesh
+    kernel: Kernel
     pool: SequencePool | None
+    """None for ring attention, which has no pools."""
 
     def steps(self, window: Packs, wlb: WlbConfig) -> list[Step]:
         """The scheme's steps of a window."""
-        return window_steps(
-            window,
-            self.scheme,
-            dp_size=self.dp_size,
-            pool_size=self.config.pool_size,
-            wlb=wlb,
+        dp_size, pool_size = self.mesh["dp"].size(), self.config.pool_size
+        return window_steps(window, self.scheme, dp_size=dp_size, pool_size=pool_size, wlb=wlb)
+
+    def prepare(self, cu_seqlens: IntArray, tokens: int, heads: HeadShape) -> Ready:
+        """Plan the microbatch of this rank's pack, given its sample bounds.  Collective."""
+        if self.pool is None:
+            return self._prepare_ring(cu_seqlens, tokens, heads)
+        microbatch = self.pool.microbatch(cu_seqlens, tokens=tokens)
+        plan, worker = microbatch.plan(heads), self.pool.membership.worker
+        return Ready(
+            attend=partial(libra_attention, microbatch=microbatch),
+            load=int(plan.load[worker]),
+            sent=int(plan.traffic[:, worker].sum()),
+        )
+
+    def _prepare_ring(self, cu_seqlens: IntArray, tokens: int, heads: HeadShape) -> Ready:
+        microbatch = RingMicrobatch(
+            cu_seqlens,
+            self.mesh.get_group("cp"),
+            tokens=tokens,
+            shard_layout=self.config.shard_layout,
+            kernel=self.kernel,
+        )
+        steps = microbatch.steps
+        sent_rows = sum(sum(steps.block_hop(step).send_splits) for step in range(steps.ranks))
+        return Ready(
+            attend=partial(ring_attention, microbatch=microbatch),
+            load=sum(reads.pairs for reads in steps.reads) * heads.q,
+            sent=sent_rows * heads.kv_bytes(heads.kv),
         )
 
 
@@ -81,78 +146,18 @@ def make_runners(
     groups: dict[int, Groups] = {}
     runners = []
     for scheme in schemes:
-        chosen = scheme.pool_config(config, mesh["dp"].size())
-        pool = None
-        if scheme.placement == "ring":
-            prepare = partial(_prepare_ring, mesh, kernel, chosen.shard_layout)
-        else:
-            if chosen not in pools:
+        chosen, pool = scheme.pool_config(config, mesh["dp"].size()), None
+        if scheme.placement != "ring":
+            pool = pools.get(chosen)
+            if pool is None:
                 # Pools of one size have the same members, so they share process groups.
-                size = chosen.pool_size
-                pools[chosen] = SequencePool(
-                    mesh, chosen, kernel=kernel, groups=groups.get(size), timeout=timeout
-                )
-                groups[size] = pools[chosen].groups
-            pool = pools[chosen]
-            prepare = partial(_prepare_pooled, pool)
+                shared = groups.get(chosen.pool_size)
+                pool = SequencePool(mesh, chosen, kernel=kernel, groups=shared, timeout=timeout)
+                pools[chosen], groups[chosen.pool_size] = pool, pool.groups
         runners.append(
-            SchemeRunner(
-                scheme=scheme,
-                config=chosen,
-                dp_size=mesh["dp"].size(),
-                prepare=prepare,
-                pool=pool,
-            )
+            SchemeRunner(scheme=scheme, config=chosen, mesh=mesh, kernel=kernel, pool=pool)
         )
     return tuple(runners)
-
-
-def close_pools(runners: Iterable[SchemeRunner]) -> None:
-    """End the planner threads of the runners' pools; process groups stay."""
-    for pool in {runner.pool for runner in runners if runner.pool is not None}:
-        pool.close()
-
-
-def _prepare_pooled(
-    pool: SequencePool, cu_seqlens: IntArray, tokens: int, heads: HeadShape
-) -> Ready:
-    microbatch = pool.microbatch(cu_seqlens, tokens=tokens)
-    plan = microbatch.plan(heads)
-    worker = pool.membership.worker
-    return Ready(
-        attend=partial(libra_attention, microbatch=microbatch),
-        load=int(plan.load[worker]),
-        sent=int(plan.traffic[:, worker].sum()),
-    )
-
-
-def _prepare_ring(
-    mesh: DeviceMesh,
-    kernel: Kernel,
-    shard_layout: ShardLayout,
-    cu_seqlens: IntArray,
-    tokens: int,
-    heads: HeadShape,
-) -> Ready:
-    microbatch = RingMicrobatch(
-        cu_seqlens, mesh.get_group("cp"), tokens=tokens, shard_layout=shard_layout, kernel=kernel
-    )
-    steps = microbatch.steps
-    own, *others = steps.reads
-    # Causal pairs of the own block, full rectangles of the others.
-    load = int(causal_pairs(own.k_len - own.q_len, own.k_len).sum())
-    load += sum(int((reads.q_len * reads.k_len).sum()) for reads in others)
-    # At each step a rank sends the block that it holds, until the block's last reader has it.
-    sent_rows = sum(
-        steps.stop[source] - steps.first[source]
-        for step, source in enumerate(map(steps.source, range(steps.ranks)))
-        if step < steps.last[source]
-    )
-    return Ready(
-        attend=partial(ring_attention, microbatch=microbatch),
-        load=load * heads.q,
-        sent=sent_rows * heads.kv * (heads.dim + heads.value_dim) * heads.bytes,
-    )
 
 
 def random_rows(

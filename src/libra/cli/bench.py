@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Final
 
@@ -15,12 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from libra.bench.options import BenchOptions
-from libra.bench.results import BenchResult, Means, SchemeResult
+from libra.bench.results import BASELINE, PARTS, BenchResult, SchemeResult
 from libra.cli.console import table_console, writing
 from libra.extras import check_installed
 
 _PIPE_COLUMNS: Final = 140
-_PARTS: Final = ("compute", "exposed", "wait")
 
 
 def run_bench(options: BenchOptions) -> int:
@@ -47,10 +45,8 @@ def run_bench(options: BenchOptions) -> int:
             options.json.write_text(text + "\n", encoding="utf-8")
         console.print(f"written to {options.json}", highlight=False, markup=False)
     if options.trace is not None:
-        first = trace_path(options.trace, 0)
-        console.print(
-            f"written to {first} and so on, one file a rank", highlight=False, markup=False
-        )
+        first = f"{trace_path(options.trace, 0)} and so on, one file a rank"
+        console.print(f"written to {first}", highlight=False, markup=False)
     return 0
 
 
@@ -64,18 +60,15 @@ def print_result(result: BenchResult, console: Console) -> None:
         highlight=False,
         markup=False,
     )
-    relative = any(each.of_ulysses is not None for each in result.schemes.values())
+    relative = BASELINE in result.schemes
     title = "straggler time of one attention layer, forward and backward"
     table = Table(title=title + (", Ulysses = 1" if relative else ""))
     table.add_column("scheme")
-    columns = ["mean ms", "max ms", *_PARTS, "MB sent"]
-    if relative:
-        columns[2:2] = ["mean", "max"]
-        columns[-1:-1] = ["speedup", "in CPU s", "by loads"]
-    for name in columns:
+    rows = {key: _cells(scheme) for key, scheme in result.schemes.items()}
+    for name in next(iter(rows.values())):
         table.add_column(name, justify="right")
-    for key, scheme in result.schemes.items():
-        table.add_row(result.names[key], *_cells(scheme))
+    for key, cells in rows.items():
+        table.add_row(result.names[key], *cells.values())
     console.print(table)
     console.print(
         "max: the slowest step of a window.  mean = compute + exposed + wait, means over ranks"
@@ -84,19 +77,21 @@ def print_result(result: BenchResult, console: Console) -> None:
     )
 
 
-def _cells(scheme: SchemeResult) -> Iterator[str]:
-    yield from (f"{means.straggler * 1e3:.1f}" for means in (scheme.mean, scheme.slowest))
-    ratios = scheme.of_ulysses
+def _cells(scheme: SchemeResult) -> dict[str, str]:
+    """A row by its columns; where Ulysses ran, the parts of the mean are over its mean."""
+    mean, ratios = scheme.mean, scheme.of_ulysses
+    times = {"mean ms": mean.straggler, "max ms": scheme.slowest.straggler}
+    shares, gains = {}, {}
     if ratios is None:
-        yield from (f"{part * 1e3:.1f}" for part in _parts(scheme.mean))
+        times |= {part: getattr(mean, part) for part in PARTS}
     else:
-        yield from (f"{means.straggler:.3f}" for means in (ratios.mean, ratios.slowest))
-        yield from (f"{part:.3f}" for part in _parts(ratios.mean))
-        yield from (
-            f"{gain:.2f}x" for gain in (ratios.speedup, ratios.cpu_speedup, ratios.predicted)
-        )
-    yield f"{scheme.megabytes:.1f}"
-
-
-def _parts(means: Means) -> tuple[float, float, float]:
-    return means.compute, means.exposed, means.wait
+        shares = {"mean": ratios.straggler, "max": ratios.slowest}
+        shares |= {part: getattr(ratios, part) for part in PARTS}
+        gains = {"speedup": ratios.speedup, "in CPU s": ratios.cpu_speedup}
+        gains["by loads"] = ratios.predicted
+    return {
+        **{name: f"{seconds * 1e3:.1f}" for name, seconds in times.items()},
+        **{name: f"{share:.3f}" for name, share in shares.items()},
+        **{name: f"{gain:.2f}x" for name, gain in gains.items()},
+        "MB sent": f"{mean.sent / 1e6:.1f}",
+    }

@@ -48,7 +48,7 @@ def test_the_defaults_run_on_any_small_number_of_ranks(world: int) -> None:
 
 
 def test_windows_are_the_first_of_the_corpus() -> None:
-    one, two = read_windows(options(windows=1), 2), read_windows(options(windows=2), 2)
+    one, two = read_windows(options(windows=1)), read_windows(options(windows=2))
     assert len(two) == 2 and len(two[0]) == 8
     assert (one[0].lengths == two[0].lengths).all()
 
@@ -59,4 +59,4 @@ def test_a_corpus_with_too_few_windows_is_refused(tmp_path: Path) -> None:
         what="attention", lengths=str(tmp_path / "few.npy"), tokens=1000, global_batch=8, windows=3
     )
     with pytest.raises(ValueError, match="fills only 2 of 8 packs"):
-        read_windows(few, 2)
+        read_windows(few)

@@ -7,7 +7,7 @@ import pytest
 
 import libra
 from libra.baselines.wlb import WlbConfig
-from libra.bench.steps import Step, window_steps
+from libra.bench.runner import Step, window_steps
 from libra.simulate.schemes import MEASURED, SCHEMES
 
 LENGTHS = [64, 8, 8, 8, 8, 8, 8, 8, 8, 32, 32, 64, 16, 16, 16, 16]
