@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.cost.parallelism import Parallelism
 from libra.cost.pipeline import ScheduleName
 from libra.data.packing import Packs
 from libra.data.pools import make_pools
@@ -38,9 +38,9 @@ def compare_schemes(
     `libra` is known from the replay: the candidate that `setting` has, in the same windows.
     """
     found: dict[str, list[WindowSeconds]] = {}
-    total = len(PREDICTED) * len(windows)
-    for i, (scheme, n) in enumerate((s, n) for s in PREDICTED for n in range(len(windows))):
-        progress("comparing schemes", i, total)
+    pairs = list(product(PREDICTED, range(len(windows))))
+    for done, (scheme, n) in enumerate(pairs):
+        progress("comparing schemes", done, len(pairs))
         seconds: WindowSeconds | None
         if scheme == "libra":
             seconds = libra[n]
@@ -50,7 +50,7 @@ def compare_schemes(
             seconds = scheme_seconds(windows[n], setting, scheme)
         if seconds is not None:
             found.setdefault(scheme, []).append(seconds)
-    progress("comparing schemes", total, total)
+    progress("comparing schemes", len(pairs), len(pairs))
     return found
 
 
@@ -153,40 +153,28 @@ def pipeline_results(
     """Bubble shares of every schedule at the cluster's stages; without any, at 2, 4 and 8."""
     stages = _STAGES if setting.parallelism.pp == 1 else (setting.parallelism.pp,)
     results = []
-    for schedule in _SCHEDULES:
-        for count in stages:
-            spread = _staged(setting, schedule, count)
-            if spread is None:
-                continue
-            at = replace(setting, parallelism=spread)
-            bubble = {
-                key: float(np.mean([each.step(at).bubble_share for each in schemes[key]]))
-                for key in ("ulysses", "libra", "ideal")
-                if key in schemes
-            }
-            results.append(
-                PipelineResult(
-                    schedule=schedule,
-                    stages=count,
-                    microbatches=spread.microbatches,
-                    bubble=bubble,
-                )
-            )
+    for schedule, count in product(_SCHEDULES, stages):
+        at = _staged(setting, schedule, count)
+        if at is None:
+            continue
+        bubble = {
+            key: float(np.mean([each.step(at).bubble_share for each in schemes[key]]))
+            for key in ("ulysses", "libra", "ideal")
+            if key in schemes
+        }
+        micros = at.parallelism.microbatches
+        results.append(
+            PipelineResult(schedule=schedule, stages=count, microbatches=micros, bubble=bubble)
+        )
     return tuple(results)
 
 
-def _staged(setting: Setting, schedule: ScheduleName, stages: int) -> Parallelism | None:
-    """The setting's parallelism with another schedule; None where the stages don't divide layers or
-    microbatches.
-    """
+def _staged(setting: Setting, schedule: ScheduleName, stages: int) -> Setting | None:
+    """The setting with another schedule; None where the stages don't divide layers or microbatches."""
+    virtual = 2 if schedule == "interleaved" else 1
     try:
-        spread = replace(
-            setting.parallelism,
-            pp=stages,
-            schedule=schedule,
-            virtual_stages=2 if schedule == "interleaved" else 1,
-        )
+        spread = replace(setting.parallelism, pp=stages, schedule=schedule, virtual_stages=virtual)
         spread.chunk_layers(setting.model)
     except ValueError:
         return None
-    return spread
+    return replace(setting, parallelism=spread)

@@ -30,11 +30,11 @@ class Journal:
         head = json.loads(json.dumps({"kind": _KIND, "settings": settings}))
         self._read(head)
         try:
-            self._file = path.open("a", encoding="utf-8")
+            self._file = path.open("a", buffering=1, encoding="utf-8")  # flushed at a line's end
         except OSError as error:
             raise ValueError(f"cannot write the journal {path}: {error.strerror}") from error
         if self._file.tell() == 0:
-            self._write(head)
+            self._file.write(_line(head))
 
     def find(self, task: WindowTask) -> WindowReplay | None:
         """The figures of a task that was done before.  Raises ValueError for another corpus."""
@@ -52,15 +52,12 @@ class Journal:
     def add(self, task: WindowTask, figures: WindowReplay) -> None:
         """Write one window, at once, unless it was read here."""
         if (key := _key(task)) not in self._known:
-            self._write({"task": key, "digest": task.digest(), "figures": asdict(figures)})
+            line = {"task": key, "digest": task.digest(), "figures": asdict(figures)}
+            self._file.write(_line(line))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(_line(line))
-        self._file.flush()
 
     def _read(self, head: Mapping[str, Any]) -> None:
         if not self._path.exists():

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from libra.baselines.wlb import MOST_TOKENS, pack_by_cost
 from libra.config import HeadShape, PoolConfig, ulysses_baseline
 from libra.cost.attention_time import AttentionCost, AttentionTime
+from libra.cost.kernel_table import DIRECTIONS
 from libra.cost.microbatch import layer_seconds
 from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
@@ -181,9 +182,9 @@ def ideal_seconds(ulysses: WindowSeconds, tokens: int, setting: Setting) -> Wind
     """The work of Ulysses, whose workers share a pack equally, spread over all; nothing moves."""
     compute = np.full_like(ulysses.compute, ulysses.compute.mean())
     heads = max(1, setting.heads.q // setting.parallelism.cp)
+    table = setting.time.table
     forward, backward = (
-        float(setting.time.table.seconds(tokens, tokens, heads, direction=direction))
-        for direction in ("forward", "backward")
+        float(table.seconds(tokens, tokens, heads, direction=each)) for each in DIRECTIONS
     )
     share = forward / (forward + backward)
     return replace(

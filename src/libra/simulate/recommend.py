@@ -32,15 +32,12 @@ def rank_candidates(candidates: Sequence[CandidateResult]) -> list[int]:
         return candidates[i].step_seconds
 
     # Step 1: by seconds, those that fit first.
-    fitting = sorted((i for i, each in enumerate(candidates) if each.fits), key=step)
-    others = sorted((i for i, each in enumerate(candidates) if not each.fits), key=step)
+    ranked = sorted(range(len(candidates)), key=lambda i: (not candidates[i].fits, step(i)))
     # Step 2: of those about as fast as the first, the smallest pool.
-    if fitting:
-        near = [i for i in fitting if step(i) <= 1.005 * step(fitting[0])]
-        best = min(near, key=lambda i: (candidates[i].pool_size, step(i)))
-        fitting.remove(best)
-        fitting.insert(0, best)
-    return fitting + others
+    limit = 1.005 * step(ranked[0])
+    near = [i for i in ranked if candidates[i].fits and step(i) <= limit]
+    best = min(near, key=lambda i: (candidates[i].pool_size, step(i)), default=ranked[0])
+    return [best, *(i for i in ranked if i != best)]
 
 
 def recommend(

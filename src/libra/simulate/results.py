@@ -24,7 +24,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from libra.config import Placement
 from libra.cost.hardware import Cluster
@@ -34,9 +34,6 @@ from libra.cost.pipeline import ScheduleName
 from libra.data.packing import LongerCut
 from libra.simulate.sample import Estimate
 from libra.simulate.stream_packing import Packing
-
-VERSION: Final = 1
-"""Version of the JSON format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +325,8 @@ class PipelineResult:
 class Study:
     """Everything that a study finds."""
 
-    version: int = VERSION
+    version: int = 1
+    """Version of the JSON format."""
     created: str = ""
     """Date of the study, such as 2026-11-30; empty where no command made it."""
     command: str = ""
@@ -353,8 +351,7 @@ class Study:
 
 def study_json(study: Study) -> dict[str, Any]:
     """The study as JSON has it: dicts, lists and plain values, with null for NaN and infinity."""
-    plain = plain_json(dataclasses.asdict(study))
-    assert isinstance(plain, dict)
+    plain: dict[str, Any] = plain_json(dataclasses.asdict(study))
     return plain
 
 

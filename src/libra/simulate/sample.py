@@ -77,15 +77,12 @@ def sample_windows(
     groups = np.array_split(np.argsort(values, kind="stable"), wanted)
     shares = [len(part) for part in np.array_split(np.arange(count), wanted)]
     # Step 2: draw the share of each stratum.
-    chosen, stratum = [], []
-    for i, (group, share) in enumerate(zip(groups, shares, strict=True)):
-        chosen.append(source.permutation(group)[:share])
-        stratum.append(np.full(share, i, dtype=np.int64))
-    windows = np.concatenate(chosen)
+    drawn = [source.permutation(part)[:n] for part, n in zip(groups, shares, strict=True)]
+    windows, stratum = np.concatenate(drawn), np.repeat(np.arange(wanted), shares)
     order = np.argsort(windows)
     return WindowSample(
         windows=windows[order],
-        stratum=np.concatenate(stratum)[order],
+        stratum=stratum[order],
         sizes=np.array([len(group) for group in groups], dtype=np.int64),
     )
 

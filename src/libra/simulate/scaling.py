@@ -7,7 +7,7 @@ less and less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Final
@@ -17,28 +17,24 @@ from numpy.typing import NDArray
 
 from libra.data.packing import Packs
 from libra.plan.geometry import spread
-from libra.simulate.predict import (
-    Setting,
-    WindowSeconds,
-    ideal_seconds,
-    scheme_seconds,
-    ulysses_seconds,
-)
+from libra.simulate.compare import Progress
+from libra.simulate.predict import Setting, WindowSeconds, ideal_seconds, scheme_seconds
 from libra.simulate.results import ScalePoint, Scaling
-from libra.simulate.schemes import PREDICTED, SCHEMES
+from libra.simulate.schemes import SCHEMES
 
 IntArray = NDArray[np.int64]
-Tick = Callable[[], None]
 
 _COMPARED: Final = ("ulysses", "cluster", "libra", "ideal")
 """Schemes whose throughput is predicted for every number of replicas of a fixed batch."""
+_MOST_PACKS: Final = 4096
+"""Packs of the largest window that is drawn."""
 
 
 def scale_replicas(
     packs: Packs,
     known: Mapping[str, WindowSeconds],
     setting: Setting,
-    progress: Callable[[str, int, int | None], None],
+    progress: Progress,
     *,
     most: int,
     seed: int,
@@ -49,87 +45,62 @@ def scale_replicas(
     """
     steps = count(1)
 
-    def tick() -> None:
-        progress("scaling", next(steps), None)
+    def told(points: Iterable[ScalePoint]) -> Iterator[ScalePoint]:
+        for point in points:
+            progress("scaling", next(steps), None)
+            yield point
 
-    fixed = fixed_batch(packs, setting, schemes=_COMPARED, most=most, known=known, tick=tick)
-    growing = weak(packs, setting, alone=known["ulysses"], most=most, seed=seed, tick=tick)
-    return Scaling(fixed_batch=tuple(fixed), weak=tuple(growing))
+    return Scaling(
+        fixed_batch=tuple(told(fixed_batch(packs, known, setting, most=most))),
+        weak=tuple(told(weak(packs, known["ulysses"], setting, most=most, seed=seed))),
+    )
 
 
 def fixed_batch(
-    packs: Packs,
-    setting: Setting,
-    *,
-    schemes: Sequence[str] = PREDICTED,
-    most: int = 1024,
-    known: Mapping[str, WindowSeconds] | None = None,
-    tick: Tick = lambda: None,
-) -> list[ScalePoint]:
+    packs: Packs, known: Mapping[str, WindowSeconds], setting: Setting, *, most: int
+) -> Iterator[ScalePoint]:
     """Replicas 1, 2, 4, ... up to `most` that divide the global batch of the setting, on one window
     of GBS packs.
 
-    Attention seconds depend on the replicas through the size of pools only; `known` are those of
-    some schemes at the setting's own.
+    Attention seconds depend on the replicas through the size of pools only, so equal pools are
+    planned once; `known` are those of some schemes at the setting's own.
     """
     batch = setting.parallelism.global_batch
     table: dict[tuple[str, int], WindowSeconds | None] = {
-        (key, each.pool_size): each for key, each in (known or {}).items()
+        (key, each.pool_size): each for key, each in known.items()
     }
-    points = []
-    for at in _respread(setting, min(most, batch), lambda dp: batch):
-        rates = {}
-        for key in schemes:
-            # Equal pools are planned once, whatever the number of replicas.
-            pools = key, SCHEMES[key].pool_size(setting.config.pool_size, at.parallelism.dp)
-            if pools not in table:
-                table[pools] = scheme_seconds(packs, at, key)
-                tick()
-            seconds = table[pools]
-            if seconds is not None:
-                rates[key] = seconds.step(at).tokens_per_second
-        points.append(_point(at, rates))
-    return points
+    for at in _respread(setting, dict.fromkeys(_powers(min(most, batch)), batch)):
+        found = {}
+        for key in _COMPARED:
+            size = SCHEMES[key].pool_size(setting.config.pool_size, at.parallelism.dp)
+            if (key, size) not in table:
+                table[key, size] = scheme_seconds(packs, at, key)
+            found[key] = table[key, size]
+        yield _point(at, found)
 
 
 def weak(
-    packs: Packs,
-    setting: Setting,
-    *,
-    alone: WindowSeconds | None = None,
-    most: int = 1024,
-    most_packs: int = 4096,
-    seed: int = 0,
-    tick: Tick = lambda: None,
-) -> list[ScalePoint]:
+    packs: Packs, alone: WindowSeconds, setting: Setting, *, most: int, seed: int
+) -> Iterator[ScalePoint]:
     """Ulysses, Libra and ideal with 1, 2, 4, ... replicas, as many microbatches each as the setting
-    has.
+    has, up to `most` replicas.
 
     A window of GA * dp packs is drawn from `packs`: without repetition, as long as there are
-    enough.  Ends at `most` replicas or `most_packs` packs.  `alone` is Ulysses on every one of
-    the packs, where it is known.
+    enough.  `alone` is Ulysses on every one of the packs; it takes packs one by one, so a drawn
+    window needs no plans of its own.
     """
     microbatches = setting.parallelism.microbatches
-    # Ulysses takes packs one by one, so a drawn window needs no plans of its own.
-    every_pack = alone or ulysses_seconds(packs, setting)
     source = np.random.default_rng(seed)
-    points = []
-    for at in _respread(
-        setting, min(most, most_packs // microbatches), lambda dp: microbatches * dp
-    ):
+    replicas = _powers(min(most, _MOST_PACKS // microbatches))
+    for at in _respread(setting, {dp: microbatches * dp for dp in replicas}):
         drawn = _draw(len(packs), at.parallelism.global_batch, source)
-        ulysses = every_pack.take(drawn)
+        ulysses = alone.take(drawn)
         found = {
             "ulysses": ulysses,
             "ideal": ideal_seconds(ulysses, packs.tokens, at),
             "libra": scheme_seconds(select_packs(packs, drawn), at, "libra"),
         }
-        tick()
-        planned = {key: each for key, each in found.items() if each is not None}
-        points.append(
-            _point(at, {key: each.step(at).tokens_per_second for key, each in planned.items()})
-        )
-    return points
+        yield _point(at, found)
 
 
 def select_packs(packs: Packs, chosen: IntArray) -> Packs:
@@ -145,7 +116,12 @@ def select_packs(packs: Packs, chosen: IntArray) -> Packs:
     )
 
 
-def _point(at: Setting, rates: Mapping[str, float]) -> ScalePoint:
+def _point(at: Setting, found: Mapping[str, WindowSeconds | None]) -> ScalePoint:
+    rates = {
+        key: seconds.step(at).tokens_per_second
+        for key, seconds in found.items()
+        if seconds is not None
+    }
     return ScalePoint(
         dp=at.parallelism.dp,
         gpus=at.parallelism.ranks,
@@ -160,13 +136,16 @@ def _draw(packs: int, wanted: int, source: np.random.Generator) -> IntArray:
     return np.concatenate(rounds)[:wanted]
 
 
-def _respread(setting: Setting, most: int, batch: Callable[[int], int]) -> Iterator[Setting]:
-    """The setting with 1, 2, 4, ... replicas up to `most`, where they can be spread so; `batch`
-    gives the global batch of each number.
-    """
-    for dp in (1 << i for i in range(most.bit_length())):
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`."""
+    return [1 << i for i in range(most.bit_length())]
+
+
+def _respread(setting: Setting, batches: Mapping[int, int]) -> Iterator[Setting]:
+    """The setting with each number of replicas and its global batch, where it can be spread so."""
+    for dp, batch in batches.items():
         try:
-            shape = replace(setting.parallelism, dp=dp, global_batch=batch(dp))
+            shape = replace(setting.parallelism, dp=dp, global_batch=batch)
         except ValueError:
             continue
         yield replace(setting, parallelism=shape)
