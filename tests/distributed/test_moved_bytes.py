@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 import libra
-from libra.cost.timeline import Direction, moved_bytes
+from libra.cost.attention_time import moved_bytes
+from libra.cost.kernel_table import Direction
 from libra.plan.memory import pool_memory
 from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.data.lengths import check_count
+from libra.data.lengths import IntArray, check_count
 from libra.data.packing import pack_sequential
 from libra.data.pools import imbalance, place_packs, pool_loads
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

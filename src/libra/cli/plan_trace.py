@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from libra.cost.attention_time import PoolTimelines
+from libra.cost.attention_time import PoolTimelines, Timeline, moved_bytes
 from libra.cost.kernel_table import Direction
-from libra.cost.timeline import Timeline, moved_bytes
 from libra.plan.traffic import PoolTraffic
 
 Event = dict[str, Any]

@@ -20,14 +20,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from libra.cost.arrays import Seconds
 from libra.cost.collectives import exchange_seconds, ring_seconds
 from libra.cost.hardware import Cluster
 from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
-
-Seconds = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

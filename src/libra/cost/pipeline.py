@@ -26,13 +26,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from libra.cost.arrays import check_array
+from libra.cost.arrays import Seconds, check_array
 from libra.data.lengths import check_choice, check_count, check_number
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
-Seconds = NDArray[np.float64]
 
 
 class Operation(NamedTuple):

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from libra.cost.arrays import check_array
 from libra.cost.collectives import hop_seconds, ring_seconds
@@ -42,8 +42,6 @@ from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
 from libra.cost.pipeline import simulate_schedule
 from libra.data.lengths import check_count
-
-Seconds = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from libra.cli.choose_pool import choose_pool
 from libra.config import BackwardMode, HeadShape, PoolConfig
-from libra.cost.timeline import moved_bytes
+from libra.cost.attention_time import moved_bytes
 from libra.plan.attention_calls import PoolSegments, pool_segments
 from libra.plan.plan_pool import PoolPlan, plan_pool
 from libra.plan.rank_plan import make_rank_plan
