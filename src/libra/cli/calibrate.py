@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from rich.table import Table
 
 from libra.cli.console import check_outputs, writing
@@ -17,7 +17,7 @@ from libra.cli.units import show_seconds
 from libra.cost.kernel_table import KernelTable, check_suffix, write_kernel_table
 from libra.data.lengths import check_count
 from libra.extras import check_installed
-from libra.simulate.calibrate import EMPTY, GRIDS, Device, Grid, Shape, fit_table
+from libra.simulate.calibrate import EMPTY, GRIDS, Device, Grid, fit_table
 
 if TYPE_CHECKING:
     from libra.runtime.measure import Machine, Repeats
@@ -86,31 +86,20 @@ def measure_table(
     """Measure every point of `grid` behind a progress bar."""
     from libra.runtime.measure import attention_seconds, matmul_rate
 
-    bar = Progress(
-        TextColumn("{task.description:<32}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
+    peak = matmul_rate(machine, grid.matmul_size, repeats=repeats)
+    shapes = [EMPTY, *(shape for _, shape in grid.points(dim, heads_per_kv))]
+    seconds = {
+        shape: attention_seconds(machine, **asdict(shape), dim=dim, repeats=repeats)
+        for shape in track(shapes, "attention calls", console=console, transient=True)
+    }
+    return fit_table(
+        grid,
+        seconds,
+        peak=peak,
+        source=f"libra calibrate: {machine.name}",
+        dim=dim,
+        heads_per_kv=heads_per_kv,
     )
-    points = sum(1 for _ in grid.points(dim, heads_per_kv))
-    with bar:
-        task = bar.add_task("matrix product", total=points + 2)
-
-        def seconds(shape: Shape) -> tuple[float, float]:
-            what = f"{shape.q_len} rows, {shape.k_len} keys, {shape.heads} heads"
-            bar.update(task, advance=1, description="an empty call" if shape == EMPTY else what)
-            return attention_seconds(machine, **asdict(shape), dim=dim, repeats=repeats)
-
-        return fit_table(
-            grid,
-            seconds,
-            peak=matmul_rate(machine, grid.matmul_size, repeats=repeats),
-            source=f"libra calibrate: {machine.name}",
-            dim=dim,
-            heads_per_kv=heads_per_kv,
-        )
 
 
 def _print_table(table: KernelTable, console: Console) -> None:

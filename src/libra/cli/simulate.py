@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -19,7 +20,7 @@ from rich.console import Console
 from libra.cli.console import check_outputs, table_console, writing
 from libra.cli.simulate_progress import stage_progress
 from libra.cli.simulate_table import print_study
-from libra.config import PoolConfig
+from libra.config import HeadShape, PoolConfig
 from libra.corpus import load_lengths
 from libra.corpus.read import STDIN
 from libra.cost.attention_time import AttentionTime
@@ -28,11 +29,11 @@ from libra.cost.fields import find_preset
 from libra.cost.models import MODELS, Model
 from libra.cost.parallelism import Parallelism, Recompute
 from libra.cost.published import cluster_table
-from libra.data.lengths import check_count
 from libra.extras import check_installed
-from libra.plan.head_groups import cut_heads
 from libra.simulate.predict import Setting
+from libra.simulate.replay import check_candidates
 from libra.simulate.replay_window import Candidate
+from libra.simulate.report import PACKAGES
 from libra.simulate.results import Study, study_json
 from libra.simulate.study import StudyConfig, StudyOptions, run_study
 
@@ -162,63 +163,47 @@ def make_study(options: SimulateOptions) -> StudyConfig:
     described = describe(options.cluster)
     cluster = described.cluster
     model: Model = described.model or find_preset("model", options.model, MODELS)
+    shown = {each.name for each in fields(options)}
     spread = described.parallelism or Parallelism(
-        dp=options.dp,
-        cp=options.cp,
-        global_batch=options.global_batch,
-        tokens=options.tokens,
-        tp=options.tp,
-        pp=options.pp,
-        ep=options.ep,
-        recompute=options.recompute,
+        **{
+            each.name: getattr(options, each.name)
+            for each in fields(Parallelism)
+            if each.name in shown
+        }
     )
     spread.chunk_layers(model)  # refuses what cannot be spread so, before a corpus is read
     options.study.check()
     if options.config.placement == "ulysses":
         raise ValueError("placement='ulysses' has no pools to choose; it is compared anyway")
-    candidates = _candidates(options, spread, model)
-    table = cluster_table(cluster, model.heads(tp=spread.tp), options.kernels)
+    heads = model.heads(tp=spread.tp)
+    candidates = _candidates(options, spread.dp, heads)
+    table = cluster_table(cluster, heads, options.kernels)
     config = cluster.with_nodes(options.config, tp=spread.tp)
+    setting = Setting(
+        model=model,
+        parallelism=spread,
+        time=AttentionTime(cluster=cluster, table=table, tp=spread.tp),
+        config=config.replace(pool_size=candidates[0].pool_size),
+    )
+    check_candidates(candidates, setting)  # now, not after the corpus was read
     return StudyConfig(
         source=options.lengths,
         options=options.study,
-        setting=Setting(
-            model=model,
-            parallelism=spread,
-            time=AttentionTime(cluster=cluster, table=table, tp=spread.tp),
-            config=config.replace(pool_size=candidates[0].pool_size),
-        ),
+        setting=setting,
         candidates=candidates,
         journal=options.journal,
     )
 
 
-def _candidates(options: SimulateOptions, spread: Parallelism, model: Model) -> Sequence[Candidate]:
-    """All combinations of P, B and H.  ValueError for what doesn't divide."""
+def _candidates(options: SimulateOptions, dp: int, heads: HeadShape) -> list[Candidate]:
+    """All combinations of P, B and H, each once."""
     paper = options.config.placement == "paper"
-    powers = tuple(1 << i for i in range(1, spread.dp.bit_length()) if spread.dp % (1 << i) == 0)
-    sizes = options.pool_sizes or powers or (1,)
+    powers = [1 << i for i in range(1, dp.bit_length()) if dp % (1 << i) == 0]
+    sizes = options.pool_sizes or powers or [1]
     blocks = options.block_sizes or ((2048, 4096, 8192, 16384) if paper else (4096,))
-    heads = model.heads(tp=spread.tp)
-    shards = options.head_shards or tuple(
-        h for h in ((1, 2, 4) if paper else (1,)) if heads.q % (h * options.config.chunks) == 0
-    )
-    # Refuse sizes that cannot be planned now, not after the corpus was read.
-    for size in sizes:
-        check_count("pool_sizes", size)
-        if spread.dp % size:
-            raise ValueError(f"pool_sizes has {size}, which does not divide dp={spread.dp}")
-    for shard in shards or (1,):
-        check_count("head_shards", shard)
-        cut_heads(heads, shard, options.config.chunks)
-    for block in blocks:
-        check_count("block_sizes", block)
-    return [
-        Candidate(size, block, shard)
-        for size in dict.fromkeys(sizes)
-        for block in dict.fromkeys(blocks)
-        for shard in dict.fromkeys(shards)
-    ]
+    chunks, usual = options.config.chunks, (1, 2, 4) if paper else (1,)
+    shards = options.head_shards or [h for h in usual if heads.q % (h * chunks) == 0] or [1]
+    return [Candidate(*each) for each in dict.fromkeys(product(sizes, blocks, shards))]
 
 
 def _check_outputs(options: SimulateOptions) -> None:
@@ -227,11 +212,8 @@ def _check_outputs(options: SimulateOptions) -> None:
     check_outputs(files, corpus=options.lengths)
     if options.plots is not None and options.plots.exists() and not options.plots.is_dir():
         raise ValueError(f"--plots {options.plots} is a file; name a folder")
-    for name, path, packages in (
-        ("html", options.html, ("jinja2", "altair", "vl_convert")),
-        ("plots", options.plots, ("altair", "vl_convert")),
-    ):
-        for package in packages if path is not None else ():
+    for name, packages in (("html", PACKAGES), ("plots", ("altair", "vl_convert"))):
+        for package in packages if getattr(options, name) is not None else ():
             check_installed(package, f"--{name}")
 
 

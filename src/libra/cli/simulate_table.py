@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from libra.cli.units import show_seconds
 from libra.simulate.results import Study
@@ -31,34 +31,31 @@ def print_study(study: Study, console: Console) -> None:
         console.print(f"\n    {advice.line}\n", highlight=False, markup=False, soft_wrap=True)
 
 
+def _table(title: str, *names: str) -> Table:
+    """An empty table; columns with a name are numbers."""
+    columns = [Column(name, justify="right" if name else "left") for name in names]
+    return Table(*columns, title=title, title_justify="left")
+
+
 def _pooling_table(study: Study) -> Table:
-    table = Table(title="Imbalance between pools, max / mean - 1", title_justify="left")
-    for name in ("P", "as they come", "at random", "theory", "VRSP", "refined", "bound"):
-        table.add_column(name, justify="right")
-    for point in study.pooling:
-        shown = (point.before, point.random, point.theory, point.after_greedy)
-        table.add_row(
-            str(point.pool_size), *(f"{each:.4f}" for each in (*shown, point.after, point.bound))
-        )
+    names = ("P", "as they come", "at random", "theory", "VRSP", "refined", "bound")
+    table = _table("Imbalance between pools, max / mean - 1", *names)
+    for row in study.pooling:
+        shown = (row.before, row.random, row.theory, row.after_greedy, row.after, row.bound)
+        table.add_row(str(row.pool_size), *(f"{each:.4f}" for each in shown))
     return table
 
 
 def _candidate_table(study: Study) -> Table:
-    table = Table(
-        title="Candidates: one layer's attention, one pool; step of the whole model",
-        title_justify="left",
-    )
-    for name in ("", "P", "B", "H", "pools", "workers", "GB moved", "between nodes", "sent, worst"):
-        table.add_column(name, justify="right")
-    for name in ("held", "plan", "exposed", "memory", "step", "95%"):
-        table.add_column(name, justify="right")
+    title = "Candidates: one layer's attention, one pool; step of the whole model"
+    balance = ("", "P", "B", "H", "pools", "workers", "GB moved", "between nodes", "sent, worst")
+    costs = ("held", "plan", "exposed", "memory", "step", "95%")
+    table = _table(title, *balance, *costs)
     for i, row in enumerate(study.candidates):
         best = i == study.recommendation.candidate
         table.add_row(
             "*" if best else "",
-            str(row.pool_size),
-            str(row.block_size),
-            str(row.head_shards),
+            *map(str, (row.pool_size, row.block_size, row.head_shards)),
             f"{row.after:.3f}",
             f"{row.intra_mean:.3f}",
             f"{row.gigabytes:.1f}",
@@ -76,16 +73,9 @@ def _candidate_table(study: Study) -> Table:
 
 
 def _scheme_table(study: Study) -> Table:
-    table = Table(title="Schemes: step time of the slowest pool", title_justify="left")
-    for name in ("", "step", "attention", "exposed", "other", "speedup"):
-        table.add_column(name, justify="right" if name else "left")
+    names = ("", "step", "attention", "exposed", "other", "speedup")
+    table = _table("Schemes: step time of the slowest pool", *names)
     for row in study.schemes:
-        table.add_row(
-            row.label,
-            show_seconds(row.step_seconds),
-            show_seconds(row.attention_seconds),
-            show_seconds(row.exposed_seconds),
-            show_seconds(row.other_seconds),
-            f"{row.speedup:.2f}x",
-        )
+        parts = (row.step_seconds, row.attention_seconds, row.exposed_seconds, row.other_seconds)
+        table.add_row(row.label, *map(show_seconds, parts), f"{row.speedup:.2f}x")
     return table

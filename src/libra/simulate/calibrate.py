@@ -11,7 +11,7 @@ Measuring itself needs PyTorch and is the caller's: `libra.runtime.measure` does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
@@ -112,7 +112,7 @@ GRIDS: Final[Mapping[tuple[Device, bool], Grid]] = MappingProxyType(
 
 def fit_table(
     grid: Grid,
-    seconds: Callable[[Shape], tuple[float, float]],
+    seconds: Mapping[Shape, tuple[float, float]],
     *,
     peak: float,
     source: str,
@@ -121,13 +121,13 @@ def fit_table(
 ) -> KernelTable:
     """The table of a machine whose large matrix products run at `peak` FLOP/s.
 
-    `seconds` measures a call, forward and backward.  Heads have `dim` elements, and up to
-    `heads_per_kv` query heads share a key/value head.
+    `seconds` are those of the empty call and of every point of the grid, forward and backward.
+    Heads have `dim` elements, and up to `heads_per_kv` query heads share a key/value head.
     """
-    call = seconds(EMPTY)
+    call = seconds[EMPTY]
     fractions = np.full((2, len(grid.q_len), len(grid.k_per_q), len(grid.heads)), np.nan)
     for point, shape in grid.points(dim, heads_per_kv):
-        for way, (direction, taken) in enumerate(zip(DIRECTIONS, seconds(shape), strict=True)):
+        for way, (direction, taken) in enumerate(zip(DIRECTIONS, seconds[shape], strict=True)):
             # The part that every call costs is kept apart, but never most of a measurement.
             spent = taken - min(call[way], taken / 2)
             flops = segment_flops(

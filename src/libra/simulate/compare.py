@@ -170,7 +170,7 @@ def pipeline_results(
 
 
 def _staged(setting: Setting, schedule: ScheduleName, stages: int) -> Setting | None:
-    """The setting with another schedule; None where the stages don't divide layers or microbatches."""
+    """The setting with another schedule; None where stages don't divide layers or microbatches."""
     virtual = 2 if schedule == "interleaved" else 1
     try:
         spread = replace(setting.parallelism, pp=stages, schedule=schedule, virtual_stages=virtual)

@@ -193,7 +193,7 @@ def check_candidates(candidates: Sequence[Candidate], setting: Setting) -> None:
                 check_ulysses(setting.heads, spread.cp)
             cut_heads(setting.heads, head_shards(config, spread.cp), config.chunks)
             if spread.dp % candidate.pool_size:
-                raise ValueError(f"P does not divide dp={spread.dp}")
+                raise ValueError(f"P={candidate.pool_size} does not divide dp={spread.dp}")
         except ValueError as error:
             raise ValueError(f"candidate {candidate}: {error}") from error
 

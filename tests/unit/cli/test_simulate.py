@@ -124,7 +124,7 @@ def test_the_json_has_no_nan(folder: Path, simulated: dict[str, Any]) -> None:
     "options, message",
     [
         (["--dp", "3"], "dp 3 does not divide global_batch 128"),
-        (["--pool-sizes", "3"], "pool_sizes has 3, which does not divide dp=16"),
+        (["--pool-sizes", "3"], "candidate P=3 B=4096 H=1: P=3 does not divide dp=16"),
         (["--head-shards", "5"], "cannot be cut into 5 head shards"),
         (["--cluster", "h1000"], "cluster has no preset 'h1000'; there are a100, h100"),
         (["--model", "llama"], "model has no preset 'llama'"),
