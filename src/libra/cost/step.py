@@ -1,5 +1,18 @@
 """Seconds of an optimizer step from the attention of its microbatches.
 
+    attention of the microbatches ─┬─> microbatch_seconds ──> schedule of the stages ─┬─> step
+    layers, output projection ─────┘                           gradients, optimizer ──┘
+
+Besides attention a layer takes, on each rank and forward:
+
+- matrix products: FLOPs of its linear layers over the rate of large products;
+- elementwise work: every activation written and read once, at memory bandwidth;
+- tensor parallelism: two all-gathers and two reduce-scatters of the residual stream;
+- expert parallelism: two all-to-alls of every token, once for each expert that serves it.
+
+Backward takes the products and elementwise work twice and the exchanges once.  Recomputation adds
+one forward to the backward, attention with its exchanges included.
+
 Where ranks wait for each other:
 
 - The members of a pool exchange rows in every attention layer.  At each accumulation index a pool,
@@ -20,9 +33,11 @@ Both are given.  Without pools (Ulysses) a replica is a pool of its own.
 After the microbatches come the reduce-scatter of gradients, the optimizer on each rank's share
 (read and written at memory bandwidth) and the all-gather of new parameters.
 
-Simplifications.  All layers of a microbatch take the same time.  A stated share of the gradient
-exchange is hidden (`Parallelism.gradient_overlap`).  Data loading, checkpoints, logging and the
-planner take no time on the GPU.
+Simplifications.  All layers of a microbatch take the same time.  Only attention hides exchanges:
+those of tp and ep are exposed.  Experts are served evenly.  Seconds without attention depend on
+tokens alone, and every pack has as many, so they delay all schemes alike.  A stated share of the
+gradient exchange is hidden (`Parallelism.gradient_overlap`).  Data loading, checkpoints, logging
+and the planner take no time on the GPU.
 """
 
 from __future__ import annotations
@@ -33,15 +48,34 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from libra.cost.arrays import check_array
-from libra.cost.collectives import hop_seconds, ring_seconds
+from libra.cost.arrays import Floats, check_array
+from libra.cost.collectives import exchange_seconds, hop_seconds, ring_seconds
 from libra.cost.hardware import Cluster
 from libra.cost.memory import rank_parameters
-from libra.cost.microbatch import microbatch_seconds
 from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
 from libra.cost.pipeline import simulate_schedule
 from libra.data.lengths import check_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSeconds:
+    """Seconds of one layer, or of the output projection, without attention."""
+
+    matmul: float
+    elementwise: float
+    exchanges: float
+    """Transfers of one pass, of tensor and expert parallelism."""
+
+    @property
+    def forward(self) -> float:
+        """One forward pass."""
+        return self.matmul + self.elementwise + self.exchanges
+
+    @property
+    def backward(self) -> float:
+        """One backward pass, without a recomputed forward."""
+        return 2 * (self.matmul + self.elementwise) + self.exchanges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +143,8 @@ def step_seconds(
         raise ValueError(f"pool_size {pool_size} does not divide dp {parallelism.dp}")
 
     # Step 1: seconds of every model chunk, [chunks, GA, DP].
-    chunks = microbatch_seconds(
-        model,
-        parallelism,
-        cluster,
-        attention_forward=forward,
-        attention_backward=backward,
-        linear=np.broadcast_to(np.asarray(linear, dtype=np.float64), shape),
-    )
+    tokens = np.broadcast_to(np.asarray(linear, dtype=np.float64), shape)
+    chunks = microbatch_seconds(model, parallelism, cluster, (forward, backward), tokens)
 
     # Step 2: play the schedules of all pools, and of one pool of all replicas.  A pool's chunk
     # takes as long as that of its slowest replica: [chunks, GA, pools, P] to [chunks, GA, pools].
@@ -139,6 +167,63 @@ def step_seconds(
         bubble_share=float(free.bubble_share[slowest]),
         tokens=parallelism.global_batch * parallelism.tokens,
     )
+
+
+def layer_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -> LinearSeconds:
+    """One layer of one microbatch on a rank, without attention."""
+    rows, tp = parallelism.rows, parallelism.tp
+    stream = rows * model.hidden * parallelism.element_bytes
+    # Tensor parallelism with sequence parallelism: every rank holds its share of all activations,
+    # and gathers the whole stream before the products of attention and of the feed-forward network.
+    held = rows * model.layer_elements * parallelism.element_bytes / tp
+    routed = stream * model.active_experts / tp  # a dense model has ep = 1 and exchanges nothing
+    return LinearSeconds(
+        matmul=rows * model.layer_flops / tp / cluster.matmul_flops,
+        elementwise=2 * held / cluster.memory_bandwidth,
+        exchanges=4 * ring_seconds(stream, tp, cluster)
+        + 2 * exchange_seconds(routed, parallelism.ep, cluster, stride=tp),
+    )
+
+
+def output_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -> LinearSeconds:
+    """The output projection and the loss of one microbatch on a rank of the last stage."""
+    rows, tp = parallelism.rows, parallelism.tp
+    logits = rows * model.vocab * (parallelism.element_bytes + 4) / tp  # and fp32 for the loss
+    return LinearSeconds(
+        matmul=rows * model.output_flops / tp / cluster.matmul_flops,
+        elementwise=2 * logits / cluster.memory_bandwidth,
+        exchanges=ring_seconds(rows * model.hidden * parallelism.element_bytes, tp, cluster),
+    )
+
+
+def microbatch_seconds(
+    model: Model,
+    parallelism: Parallelism,
+    cluster: Cluster,
+    attention: tuple[Floats, Floats],
+    linear: Floats | float = 1.0,
+) -> tuple[Floats, Floats]:
+    """Forward and backward seconds of every model chunk, [chunks, ...] each.
+
+    `attention` are one layer's seconds forward and backward, [...] each, exchanges included, for
+    any number of microbatches.  `linear` are a microbatch's tokens over L, other than 1 where packs
+    differ in length: all work but attention grows with them.  The last chunk has the output
+    projection and the loss too.  The backward has the recomputed forward, where there is one.
+    """
+    # Step 1: every chunk's layers; all that is not attention grows with the tokens of the pack.
+    layers = parallelism.chunk_layers(model)
+    layer = layer_seconds(model, parallelism, cluster)
+    once = layers * (attention[0] + linear * layer.forward)
+    again = once if parallelism.recompute == "full" else 0.0
+    twice = layers * (attention[1] + linear * layer.backward) + again
+    forward, backward = (np.stack([each] * parallelism.chunks) for each in (once, twice))
+
+    # Step 2: the output projection and the loss, in the last chunk.  They are never recomputed:
+    # their backward follows their forward at once.
+    output = output_seconds(model, parallelism, cluster)
+    forward[-1] += linear * output.forward
+    backward[-1] += linear * output.backward
+    return forward, backward
 
 
 def stage_seconds(model: Model, parallelism: Parallelism, cluster: Cluster) -> float:
