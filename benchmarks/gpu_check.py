@@ -36,13 +36,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import libra
 from benchmarks.gpu.correctness import LIMITS, cases, check_kernel
-from benchmarks.gpu.layers import (
-    PARTS,
-    draw,
-    equal_bounds,
-    layer_overhead,
-)
+from benchmarks.gpu.layers import PARTS, equal_bounds, layer_overhead
 from benchmarks.gpu.stopwatch import Watched
+from libra.bench.runner import random_rows
 from libra.cli.calibrate import measure_table
 from libra.cost.kernel_table import KernelTable, check_suffix, write_kernel_table
 from libra.runtime.kernels import kernel_for, kernel_names
@@ -276,7 +272,7 @@ def check_overhead(device: torch.device, kernel: str | None, size: Size) -> list
             config = libra.PoolConfig(pool_size=1)
             watched = Watched(kernel_for(device, kernel))
             pool = libra.SequencePool(mesh, config, heads=size.heads, kernel=watched)
-            tensors = draw(size.tokens, size.heads, device, size.dtypes[0], seed=0)
+            tensors = random_rows(size.tokens, size.heads, size.dtypes[0], device, seed=0)
             for segments in SEGMENTS:
                 microbatch = pool.microbatch(equal_bounds(size.tokens, segments))
                 microbatch.plan(size.heads)
@@ -303,15 +299,9 @@ def kernel_table(args: Args, size: Size, console: Console) -> KernelTable:
 
 def efficiency(table: KernelTable) -> dict[str, Any]:
     """The table in plain values."""
-    return {
-        "source": table.source,
-        "peak_flops": table.peak_flops,
-        "q_len": table.q_len.tolist(),
-        "k_per_q": table.k_per_q.tolist(),
-        "heads": table.heads.tolist(),
-        "forward": table.forward.tolist(),
-        "backward": table.backward.tolist(),
-    }
+    arrays = ("q_len", "k_per_q", "heads", "forward", "backward")
+    plain = {name: getattr(table, name).tolist() for name in arrays}
+    return {"source": table.source, "peak_flops": table.peak_flops, **plain}
 
 
 def problems(found: dict[str, Any]) -> list[str]:

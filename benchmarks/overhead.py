@@ -25,6 +25,7 @@ import tyro
 from torch.distributed.device_mesh import init_device_mesh
 
 import libra
+from libra.bench.runner import random_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +70,8 @@ def main() -> None:
     packs = libra.pack_sequential(
         np.load(args.lengths, allow_pickle=False), args.tokens, longer="drop"
     )
-    shapes = [(args.tokens, n, args.head_dim) for n in (args.heads, args.kv_heads, args.kv_heads)]
-    q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
-    dout = torch.randn(shapes[0])
+    rank = dist.get_rank()
+    q, k, v, dout = random_rows(args.tokens, heads, torch.float32, torch.device("cpu"), seed=rank)
 
     def seconds(attend: Callable[[], torch.Tensor]) -> float:
         dist.barrier()
@@ -91,7 +91,7 @@ def main() -> None:
                 plain.append(seconds(partial(plain_attention, q, k, v, bounds.tolist())))
                 ours.append(seconds(partial(libra.libra_attention, q, k, v)))
         ratios.append(min(ours) / min(plain))
-    if dist.get_rank() == 0:
+    if rank == 0:
         each = ", ".join(f"{ratio:.3f}" for ratio in ratios[1:])
         print(f"libra / plain, {args.tokens} tokens: {statistics.median(ratios[1:]):.3f} ({each})")
     pool.close()

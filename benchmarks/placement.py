@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,11 +21,13 @@ from typing import Any, Literal
 import numpy as np
 import tyro
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import libra
+from benchmarks.synthetic import cut_to
 from libra.data.packing import Packs
+from libra.data.pools import make_pools
 from libra.plan.plan_pool import PoolPlan, plan_pool
 from libra.plan.traffic_bound import traffic_bound
 
@@ -120,6 +123,7 @@ class Figures:
 
 
 COLUMNS = (
+    "case (pools)",
     "placement",
     "imbalance",
     "worst",
@@ -135,20 +139,17 @@ COLUMNS = (
 def main(args: Args) -> None:
     """Measure every case and print it as Markdown."""
     written: list[dict[str, Any]] = []
-    console = Console(width=140)
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for case in CASES:
         packs = pack(np.load(getattr(args, case.corpus)), case)
         pools = [pool for window in windows(packs, case)[: args.windows] for pool in window]
-        table = Table(*COLUMNS, title=f"{case.title}: {len(pools)} pools")
         for name, config in placements(case):
             figures = Figures()
             plan_once(packs, pools[0], case, config)  # warm
             for pool in pools:
                 figures.add(*plan_once(packs, pool, case, config))
-            table.add_row(name, *figures.row())
             print(f"| {case.title} ({len(pools)}) | {name} | {' | '.join(figures.row())} |")
             written.append({"case": asdict(case), "placement": name, "figures": asdict(figures)})
-        console.print(table)
     machine = {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
@@ -175,22 +176,17 @@ def pack(lengths: NDArray[np.uint32], case: Case) -> Packs:
     """The corpus in packs of L tokens."""
     if case.corpus == "code":
         return libra.pack_sequential(lengths, case.tokens, longer="drop")
-    whole, rest = np.divmod(lengths.astype(np.int64), case.tokens)
-    pieces = np.repeat(np.arange(len(lengths)), whole + (rest > 0))
-    last = np.append(pieces[1:] != pieces[:-1], True)
-    cut = np.where(last & (rest[pieces] > 0), rest[pieces], case.tokens)
     buffer = round(case.global_batch * case.tokens / lengths.mean())  # a window's worth of tokens
-    return libra.pack_best_fit(cut, case.tokens, buffer=buffer)
+    return libra.pack_best_fit(cut_to(lengths, case.tokens), case.tokens, buffer=buffer)
 
 
 def windows(packs: Packs, case: Case) -> list[list[list[int]]]:
     """The packs of each pool of each window, as the sampler assigns them."""
-    batch, loads = case.global_batch, packs.workloads
-    placed = []
+    batch, placed = case.global_batch, []
     for start in range(0, len(packs) - batch + 1, batch):
-        window = loads[start : start + batch]
-        pools = libra.refine_pools(window, libra.place_packs(window, case.pool_size))
-        placed.append([[start + int(i) for i in pool] for pool in pools])
+        window = packs.workloads[start : start + batch]
+        pools = make_pools(window, case.pool_size, 1, order="index")
+        placed.append((start + pools).tolist())
     return placed
 
 

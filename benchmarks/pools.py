@@ -25,13 +25,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-import libra
-from libra.data.pools import contiguous_pools, distance_to_bound, imbalance, pool_loads
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-if __package__:
-    from benchmarks.karmarkar_karp import equal_partitions
-else:
-    from karmarkar_karp import equal_partitions
+import libra
+from benchmarks.karmarkar_karp import equal_partitions
+from libra.data.pools import contiguous_pools, distance_to_bound, imbalance, pool_loads
 
 IntArray = NDArray[np.int64]
 Method = Callable[[IntArray, "Case"], IntArray]

@@ -20,22 +20,17 @@ from typing import Any
 
 import numpy as np
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import libra
-from benchmarks.synthetic import CORPUS_1M, CORPUS_256K, LengthModel, generate_lengths
+from benchmarks.synthetic import BUFFER, CORPUS_1M, CORPUS_256K, LengthModel, generate_tokens
 from libra.cost import CLUSTERS, MODELS, Model, Parallelism, published_table
 from libra.cost.attention_time import AttentionTime
 from libra.data.packing import Packs, pack_best_fit
 from libra.simulate.predict import Setting, WindowSeconds, scheme_seconds
 from libra.simulate.scaling import select_packs
 from libra.simulate.schemes import PREDICTED, SCHEMES
-
-BUFFER = 128
-"""Samples that best fit chooses from: what the corpora are calibrated for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +114,8 @@ def main(args: Args) -> None:
 def corpus_windows(experiment: Experiment, args: Args) -> Iterator[Packs]:
     """Windows of packs with the paper's statistics."""
     packs_wanted = experiment.global_batch * args.windows
-    samples = 0
-    lengths = np.empty(0, dtype=np.int64)
-    while lengths.sum() < 1.05 * packs_wanted * experiment.tokens:
-        samples += 500_000
-        lengths = np.concatenate(list(generate_lengths(experiment.corpus, samples, seed=args.seed)))
+    wanted = 1.05 * packs_wanted * experiment.tokens
+    lengths = generate_tokens(experiment.corpus, wanted, args.seed)
     packs = pack_best_fit(lengths, experiment.tokens, buffer=BUFFER)
     for first in range(0, packs_wanted, experiment.global_batch):
         yield select_packs(packs, np.arange(first, first + experiment.global_batch))
@@ -167,9 +159,6 @@ def attention(experiment: Experiment, windows: Sequence[Packs], args: Args) -> l
         config=libra.PoolConfig(pool_size=8),
     )
     rows: list[dict[str, Any]] = []
-    table = Table(title=f"{experiment.name}: straggler of one layer's attention, over Ulysses")
-    for name in ("scheme", "settings", "worst step", "mean", "compute, mean"):
-        table.add_column(name)
     print(
         f"\n| {experiment.name} | settings | worst step | mean | without transfers |"
         "\n|---|---|---:|---:|---:|"
@@ -191,10 +180,8 @@ def attention(experiment: Experiment, windows: Sequence[Packs], args: Args) -> l
             }
             rows.append(row)
             figures = [f"{row[key]:.2f}x" for key in ("worst", "mean", "compute")]
-            table.add_row(row["scheme"], name, *figures)
             print(f"| {row['scheme']} | {name} | {' | '.join(figures)} |", flush=True)
     print(f"| the paper's Libra | | {experiment.worst:.2f}x | {experiment.mean:.2f}x | |")
-    Console(stderr=True).print(table)
     return rows
 
 

@@ -20,6 +20,7 @@ weighs no more than a pool.
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -107,38 +108,34 @@ CORPUS_1M: Final = LengthModel(
 
 
 def generate_lengths(
-    model: LengthModel, samples: int | None = None, *, seed: int = 0, chunk: int = 1 << 20
+    model: LengthModel, samples: int | None = None, *, seed: int = 0
 ) -> Iterator[IntArray]:
-    """Sample lengths in int64 arrays of `chunk` samples, the last one shorter; memory is one chunk.
+    """Sample lengths in int64 arrays of 2^18 samples, the last one shorter.
 
-    `samples` None goes on forever.  The stream depends on model and seed alone, whatever
-    the `chunk` (on one version of numpy, which may change how it draws).
+    `samples` None goes on forever.  The stream depends on model and seed alone (on one version of
+    numpy, which may change how it draws).
 
-    Raises ValueError for counts that are not positive and a negative seed.
+    Raises ValueError for a count that is not positive and a negative seed.
     """
     if samples is not None:
         check_count("samples", samples)
-    check_count("chunk", chunk)
     check_count("seed", seed, least=0)
-    return _chunks(model, samples, seed, chunk)
+    firsts = itertools.count(0, _BLOCK) if samples is None else range(0, samples, _BLOCK)
+    return (
+        _draw_block(model, seed, block)[: None if samples is None else samples - first]
+        for block, first in enumerate(firsts)
+    )
 
 
-def _chunks(model: LengthModel, samples: int | None, seed: int, chunk: int) -> Iterator[IntArray]:
-    done, block, left = 0, 0, np.empty(0, dtype=np.int64)
-    while samples is None or done < samples:
-        wanted = chunk if samples is None else min(chunk, samples - done)
-        out = np.empty(wanted, dtype=np.int64)
-        filled = 0
-        while filled < wanted:
-            if not len(left):
-                left = _draw_block(model, seed, block)
-                block += 1
-            taken = left[: wanted - filled]
-            out[filled : filled + len(taken)] = taken
-            filled += len(taken)
-            left = left[len(taken) :]
-        done += wanted
-        yield out
+def generate_tokens(model: LengthModel, tokens: float, seed: int) -> IntArray:
+    """The first sample lengths of a corpus, at least so many tokens."""
+    lengths: list[IntArray] = []
+    for drawn in generate_lengths(model, seed=seed):
+        lengths.append(drawn)
+        tokens -= int(drawn.sum())
+        if tokens <= 0:
+            break
+    return np.concatenate(lengths)
 
 
 def _draw_block(model: LengthModel, seed: int, block: int) -> IntArray:
@@ -217,16 +214,9 @@ class Args:
 
 def generated_packs(model: LengthModel, packs: int, seed: int) -> IntArray:
     """Workloads of the first `packs` packs of a generated corpus."""
-    lengths: list[IntArray] = []
-    tokens, wanted = 0, (packs + 2) * model.longest  # the packer's buffer holds a pack or two back
-    for chunk in generate_lengths(model, seed=seed):
-        lengths.append(chunk)
-        tokens += int(chunk.sum())
-        if tokens >= wanted:
-            break
-    return libra.pack_best_fit(np.concatenate(lengths), model.longest, buffer=BUFFER).workloads[
-        :packs
-    ]
+    wanted = (packs + 2) * model.longest  # the packer's buffer holds a pack or two back
+    lengths = generate_tokens(model, wanted, seed)
+    return libra.pack_best_fit(lengths, model.longest, buffer=BUFFER).workloads[:packs]
 
 
 def windows_of(workloads: IntArray, global_batch: int) -> IntArray:

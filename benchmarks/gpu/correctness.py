@@ -36,17 +36,8 @@ class Case:
     @property
     def segments(self) -> AttentionCall:
         """As kernels take them."""
-        q_start, q_len, k_start, k_len, q_head, kv_head = np.array(self.rows, dtype=np.int64).T
-        return AttentionCall(
-            q_start=q_start,
-            q_len=q_len,
-            k_start=k_start,
-            k_len=k_len,
-            q_head=q_head,
-            kv_head=kv_head,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-        )
+        columns = np.array(self.rows, dtype=np.int64).T
+        return AttentionCall(*columns, heads=self.heads, kv_heads=self.kv_heads)
 
 
 def whole_samples(lengths: tuple[int, ...], heads: int, kv_heads: int, dim: int) -> Case:

@@ -124,16 +124,3 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 def equal_bounds(tokens: int, samples: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Bounds of `samples` samples of one length; `tokens` is a multiple."""
     return np.arange(samples + 1, dtype=np.int64) * (tokens // samples)
-
-
-def draw(
-    tokens: int, heads: libra.HeadShape, device: torch.device, dtype: torch.dtype, seed: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k, v that want gradients, and a gradient of the output."""
-    rng = torch.Generator().manual_seed(seed)
-    shapes = [(heads.q, heads.dim), (heads.kv, heads.dim), (heads.kv, heads.value_dim)]
-    shapes.append((heads.q, heads.value_dim))
-    q, k, v, dout = (
-        torch.randn(tokens, n, dim, generator=rng).to(device, dtype) for n, dim in shapes
-    )
-    return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), dout

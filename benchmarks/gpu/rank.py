@@ -13,7 +13,6 @@ import sys
 import time
 from datetime import timedelta
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +24,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import libra
-from benchmarks.gpu.layers import draw, layer_overhead, seconds
+from benchmarks.gpu.layers import layer_overhead, seconds
 from benchmarks.gpu.stopwatch import Watched
+from benchmarks.overhead import plain_attention
+from libra.bench.runner import random_rows
 from libra.runtime.kernels import kernel_for
 from libra.runtime.speed import synchronise
-
-
-def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: list[int]) -> torch.Tensor:
-    """Causal attention of every sample in fp64, dense; [tokens, heads, value dim]."""
-    group = q.shape[1] // k.shape[1]
-    outputs = []
-    for start, stop in pairwise(bounds):
-        q_i, k_i, v_i = (t[start:stop].double() for t in (q, k, v))
-        k_i, v_i = (t.repeat_interleave(group, dim=1) for t in (k_i, v_i))
-        scores = torch.einsum("qhd,khd->hqk", q_i, k_i) * q.shape[2] ** -0.5
-        later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
-        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
-        outputs.append(torch.einsum("hqk,khe->qhe", weights, v_i))
-    return torch.cat(outputs)
 
 
 def pack_of(rank: int, tokens: int) -> list[int]:
@@ -57,10 +44,10 @@ def check_outputs(
     """Relative errors of outputs and gradients, the worst of all ranks."""
     device = torch.device(args.device)
     heads = libra.HeadShape(8, 2, 64, dtype.itemsize)
-    q, k, v, dout = draw(args.tokens, heads, device, dtype, seed=dist.get_rank())
+    q, k, v, dout = random_rows(args.tokens, heads, dtype, device, seed=dist.get_rank())
     bounds = pack_of(dist.get_rank(), args.tokens)
     leaves = [t.detach().double().requires_grad_() for t in (q, k, v)]
-    due = plain(leaves[0], leaves[1], leaves[2], bounds)
+    due = plain_attention(leaves[0], leaves[1], leaves[2], bounds)
     due.backward(dout.double())
     found = []
     base = libra.PoolConfig(pool_size=dist.get_world_size())
@@ -103,7 +90,7 @@ def check_planner(mesh: DeviceMesh, args: argparse.Namespace, dtype: torch.dtype
     rng = np.random.default_rng(0)
     lengths = np.minimum(rng.lognormal(5.5, 1.5, 40 * args.tokens // 100).astype(int), args.tokens)
     packs = libra.pack_sequential(np.maximum(lengths, 1), args.tokens, longer="drop")
-    q, k, v, dout = draw(args.tokens, heads, device, dtype, seed=0)
+    q, k, v, dout = random_rows(args.tokens, heads, dtype, device, seed=0)
 
     def bounds(step: int) -> list[Any]:
         return [packs.cu_seqlens((step * world + replica) % len(packs)) for replica in range(world)]
@@ -144,7 +131,7 @@ def check_overhead(
     """A layer against its kernels where work moves: the parts by number of segments."""
     device = torch.device(args.device)
     heads = libra.HeadShape(8, 2, 64, dtype.itemsize)
-    tensors = draw(args.tokens, heads, device, dtype, seed=dist.get_rank())
+    tensors = random_rows(args.tokens, heads, dtype, device, seed=dist.get_rank())
     found = []
     for samples in (1, 8, 64, 512):
         watched = Watched(kernel_for(device, args.kernel))

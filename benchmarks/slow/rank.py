@@ -25,8 +25,9 @@ from torch.distributed.device_mesh import init_device_mesh
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import libra
+from benchmarks.gpu.stopwatch import Watched
 from benchmarks.slow.events import RETURNED, SENT, Log, Post, RankEvents
-from libra.plan.attention_calls import AttentionCall
+from libra.bench.runner import random_rows
 from libra.runtime.kernels import kernel_for
 from libra.runtime.kernels.interface import Kernel
 
@@ -54,25 +55,14 @@ class TimedWork:
         return done
 
 
-class TimedKernel:
+class TimedKernel(Watched):
     """A kernel that writes down when it ran, and can run its last calls again."""
 
     def __init__(self, kernel: Kernel, spy: Spy) -> None:
-        self._kernel, self._spy = kernel, spy
+        super().__init__(kernel)
+        self._spy = spy
 
-    def prepare(self, call: AttentionCall, device: torch.device) -> Any:
-        """As the kernel."""
-        return self._kernel.prepare(call, device)
-
-    def forward(self, *call: Any) -> None:
-        """As the kernel."""
-        self._timed(self._kernel.forward, call)
-
-    def backward(self, *call: Any) -> None:
-        """As the kernel."""
-        self._timed(self._kernel.backward, call)
-
-    def _timed(self, run: Callable[..., None], call: tuple[Any, ...]) -> None:
+    def _run(self, run: Callable[..., None], call: tuple[Any, ...]) -> None:
         begun = time.perf_counter()
         run(*call)
         self._spy.seen.log.kernels.append((begun, time.perf_counter()))
@@ -169,15 +159,10 @@ class Worker:
         self.spy = Spy()
         self.mesh = init_device_mesh("cpu", (args.world,), mesh_dim_names=("dp",))
         self.pools: dict[int, tuple[libra.SequencePool, Any]] = {}
-        draw = torch.Generator().manual_seed(args.rank)
-
-        def tensor(heads: int) -> torch.Tensor:
-            return torch.randn(args.tokens, heads, args.head_dim, generator=draw)
-
-        self.q, self.dout = tensor(args.heads), tensor(args.heads)
-        self.k, self.v = tensor(args.kv_heads), tensor(args.kv_heads)
-        for leaf in (self.q, self.k, self.v):
-            leaf.requires_grad_()
+        heads = self.heads = libra.HeadShape(args.heads, args.kv_heads, args.head_dim, 4)
+        cpu = torch.device("cpu")
+        rows = random_rows(args.tokens, heads, torch.float32, cpu, seed=args.rank)
+        self.q, self.k, self.v, self.dout = rows
         self.outputs: torch.Tensor | None = None
 
     def microbatch(self, chunks: int) -> tuple[libra.SequencePool, Any]:
@@ -185,7 +170,7 @@ class Worker:
         if chunks not in self.pools:
             args = self.args
             config = libra.PoolConfig(pool_size=args.world, chunks=chunks)
-            heads = libra.HeadShape(args.heads, args.kv_heads, args.head_dim, 4)
+            heads = self.heads
             timed = TimedKernel(kernel_for(torch.device("cpu")), self.spy)
             pool = libra.SequencePool(self.mesh, config, heads=heads, kernel=timed)
             sample = args.tokens if args.rank == 0 else args.light_sample

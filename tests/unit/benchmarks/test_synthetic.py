@@ -18,6 +18,7 @@ from benchmarks.synthetic import (
     LengthModel,
     cut_to,
     generate_lengths,
+    generate_tokens,
     generated_packs,
     window_best_fit,
     windows_of,
@@ -32,21 +33,20 @@ PLAIN = LengthModel(
 )
 
 
-def drawn(model: LengthModel, samples: int, *, seed: int = 0, chunk: int = 1 << 20) -> list[int]:
-    chunks = list(generate_lengths(model, samples, seed=seed, chunk=chunk))
-    return [length for each in chunks for length in each.tolist()]
-
-
-@pytest.mark.parametrize("chunk", [1000, 131_072, 131_073, 10**6])
-def test_the_stream_does_not_depend_on_the_chunk(chunk: int) -> None:
-    assert drawn(CORPUS_1M, 300_000, chunk=chunk) == drawn(CORPUS_1M, 300_000)
+def drawn(model: LengthModel, samples: int, *, seed: int = 0) -> list[int]:
+    return np.concatenate(list(generate_lengths(model, samples, seed=seed))).tolist()
 
 
 def test_more_samples_start_like_fewer_and_no_limit_goes_on() -> None:
-    endless = itertools.islice(generate_lengths(PLAIN, seed=3, chunk=70_000), 3)
-    lengths = np.concatenate(list(endless))
-    assert len(lengths) == 210_000
-    assert lengths[:1000].tolist() == drawn(PLAIN, 1000, seed=3)
+    lengths = np.concatenate(list(itertools.islice(generate_lengths(PLAIN, seed=3), 3)))
+    assert len(lengths) == 3 << 18
+    for samples in (1000, 300_000, 2 << 18):
+        assert lengths[:samples].tolist() == drawn(PLAIN, samples, seed=3)
+
+
+def test_enough_tokens_are_drawn_and_not_many_more() -> None:
+    lengths = generate_tokens(PLAIN, 1e9, seed=0)
+    assert 1e9 <= lengths.sum() and lengths[: -(1 << 18)].sum() < 1e9
 
 
 def test_seeds_differ() -> None:
@@ -101,8 +101,8 @@ def test_what_no_distribution_has_is_refused(changes: dict[str, float], message:
         dataclasses.replace(PLAIN, **changes)
 
 
-@pytest.mark.parametrize("arguments", [{"samples": 0}, {"chunk": 0}, {"seed": -1}])
-def test_bad_counts_are_refused_before_the_first_chunk(arguments: dict[str, int]) -> None:
+@pytest.mark.parametrize("arguments", [{"samples": 0}, {"seed": -1}])
+def test_bad_counts_are_refused_before_the_first_sample(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
         generate_lengths(PLAIN, **{"samples": 10, **arguments})
 
