@@ -23,7 +23,7 @@ import pytest
 import tyro
 
 import libra
-from libra.cli.main import DESCRIPTIONS, parse_options
+from libra.cli.main import COMMANDS, parse_options
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "libra"
@@ -37,7 +37,7 @@ PAGES = {
 # The first column of the changelog's tables holds old names.
 PAGES["CHANGELOG.md"] = re.sub(r"^\| `[^|]*(?=\|)", "", PAGES["CHANGELOG.md"], flags=re.MULTILINE)
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(rf"libra(?:\.cli\.main)? ({'|'.join(DESCRIPTIONS)})\b(.*)")
+COMMAND = re.compile(rf"libra(?:\.cli\.main)? ({'|'.join(COMMANDS)})\b(.*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w.-]*")
 PUBLIC = "|".join(libra.__all__)
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
@@ -128,7 +128,7 @@ def test_every_command_starts_a_known_program(page: str) -> None:
     programs = {line.split()[0] for line in shell_lines(page)}
     assert programs <= {"libra", "make", "pip", "python", "torchrun"}
     commands = [line.split()[1] for line in shell_lines(page) if line.startswith("libra ")]
-    assert set(commands) <= set(DESCRIPTIONS)
+    assert set(commands) <= set(COMMANDS)
 
 
 @EVERY_PAGE
@@ -155,7 +155,7 @@ def test_options_in_the_text_exist(page: str) -> None:
 
 
 def _is_a_field(option: str) -> bool:
-    if any(option in options_of(command) for command in DESCRIPTIONS):
+    if any(option in options_of(command) for command in COMMANDS):
         return True
     return option[2:].split(".")[-1].replace("-", "_") in words_of_the_code()
 

@@ -27,7 +27,7 @@ File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """Schemes, corpus and sizes to measure, and files to write."""
+    """Measure Libra and its baselines in turn, under torchrun, on CPUs or GPUs."""
 
     what: tyro.conf.Positional[Literal["attention"]]
     """One attention layer, forward and backward."""

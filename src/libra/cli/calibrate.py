@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateOptions:
-    """Options of `libra calibrate`: a device, its kernel, and the file to write."""
+    """Measure this machine's attention kernel; write the table for the simulator."""
 
     out: Path = Path("kernels.json")
     """The file to write, .json or .toml."""

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from libra.cli.demo_summary import print_summary, summarise
+from libra.data.lengths import check_count
 from libra.extras import check_installed
 
 _HEADS = 4
@@ -35,7 +36,7 @@ _RANK_ERROR = re.compile(r"\[rank\d+\]: (?!Traceback)\S")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoConfig:
-    """Sizes of the demo."""
+    """Train a small model on this machine's CPU, without and with Libra, and compare both."""
 
     ranks: int = 2
     """Processes to start, each a rank on the CPU."""
@@ -60,8 +61,7 @@ def check_demo(config: DemoConfig) -> None:
     in its own way.
     """
     for name, least in _LEAST.items():
-        if getattr(config, name) < least:
-            raise ValueError(f"--{name} is {getattr(config, name)}; it must be >= {least}")
+        check_count(f"--{name}", getattr(config, name), least=least)
     if config.ranks % config.cp:
         raise ValueError(
             f"--cp {config.cp} does not divide --ranks {config.ranks}; ranks = replicas x cp"

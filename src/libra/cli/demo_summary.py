@@ -32,10 +32,9 @@ def summarise(events: Sequence[Event]) -> dict[str, Any]:
     for scheme, reported in steps.items():
         if not reported:
             raise ValueError(f"the training run reported no step of scheme {scheme!r}")
-    loss = {scheme: np.array([step["loss"] for step in steps[scheme]]) for scheme in _SCHEMES}
-    attention, cpu, whole, load = (
-        {scheme: np.array([max(step[name]) for step in steps[scheme]]) for scheme in _SCHEMES}
-        for name in ("attention_seconds", "attention_cpu_seconds", "step_seconds", "load")
+    loss, attention, cpu, whole, load = (
+        {scheme: np.array([np.max(step[name]) for step in steps[scheme]]) for scheme in _SCHEMES}
+        for name in ("loss", "attention_seconds", "attention_cpu_seconds", "step_seconds", "load")
     )
     measured, predicted = _speedup(attention), _speedup(load)
     moved = {scheme: _bytes_moved(steps[scheme], start["decoder"]["layers"]) for scheme in _SCHEMES}

@@ -23,31 +23,22 @@ USAGE_ERROR = 2
 INTERRUPTED = 130
 """Exit code that a shell reports for a program which Ctrl-C ended."""
 
-COMMANDS: Final[dict[type, Callable[[Any], int]]] = {
-    DemoConfig: run_demo,
-    PlanOptions: run_plan,
-    SimulateOptions: run_simulate,
-    CalibrateOptions: run_calibrate,
-    BenchOptions: run_bench,
+COMMANDS: Final[dict[str, tuple[type, Callable[[Any], int]]]] = {
+    "demo": (DemoConfig, run_demo),
+    "plan": (PlanOptions, run_plan),
+    "simulate": (SimulateOptions, run_simulate),
+    "calibrate": (CalibrateOptions, run_calibrate),
+    "bench": (BenchOptions, run_bench),
 }
-"""The function that runs with each kind of options."""
-
-DESCRIPTIONS: Final = {
-    "demo": "Train a small model on this machine's CPU, without and with Libra, and compare both.",
-    "plan": "Plan one pool of a corpus on this machine's CPU; show who computes and sends what.",
-    "simulate": "Replay a corpus on a model of a cluster; recommend a configuration.",
-    "calibrate": "Measure this machine's attention kernel; write the table for the simulator.",
-    "bench": "Measure Libra and its baselines in turn, under torchrun, on CPUs or GPUs.",
-}
-"""Name and --help text of each command, in the order of `COMMANDS`."""
+"""Each command's options, whose docstring describes the command, and the function that runs."""
 
 
 def parse_options(args: Sequence[str] | None = None) -> Any:
     """The options object of a subcommand.  Unusable words end the process with code 2."""
     kinds: Any = Union[  # noqa: UP007 (of a tuple that is made here)
         tuple(
-            Annotated[kind, tyro.conf.subcommand(name, description=text, prefix_name=False)]
-            for kind, (name, text) in zip(COMMANDS, DESCRIPTIONS.items(), strict=True)
+            Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]
+            for name, (kind, _) in COMMANDS.items()
         )
     ]
     about = "Every GPU equally busy in the attention of long-context training."
@@ -57,8 +48,9 @@ def parse_options(args: Sequence[str] | None = None) -> Any:
 def main(args: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns its exit code, or 2 after one line on stderr for unusable input."""
     options = parse_options(args)
+    run = next(run for kind, run in COMMANDS.values() if kind is type(options))
     try:
-        return COMMANDS[type(options)](options)
+        return run(options)
     except ValueError as error:
         print(f"libra: {error}", file=sys.stderr)
         return USAGE_ERROR

@@ -31,7 +31,7 @@ _PIPE_COLUMNS = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """Which pool to plan, for which heads, and what to write."""
+    """Plan one pool of a corpus on this machine's CPU; show who computes and sends what."""
 
     lengths: tyro.conf.Positional[Path]
     """Sample lengths in tokens: a .npy of integers, text with integers separated by commas or white

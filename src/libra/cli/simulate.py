@@ -46,7 +46,7 @@ _UNSHOWN: Final = ("lengths", "study", "config", "json", "html", "plots", "journ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """Options of `libra simulate`: a corpus, a cluster, candidates, and files to write."""
+    """Replay a corpus on a model of a cluster; recommend a configuration."""
 
     lengths: tyro.conf.Positional[str]
     """A corpus: .npy, text, JSONL, Parquet, Arrow, Megatron .idx, the folder of a Hugging Face

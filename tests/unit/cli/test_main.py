@@ -17,7 +17,7 @@ from rich.console import Console
 from libra.cli import demo
 from libra.cli.demo import DemoConfig, run_demo, training_command, training_script
 from libra.cli.demo_summary import summarise
-from libra.cli.main import COMMANDS, DESCRIPTIONS, main
+from libra.cli.main import COMMANDS, main
 
 START = {"event": "start", "ranks": 2, "config": {"steps": 2}, "decoder": {"layers": 3}}
 
@@ -53,9 +53,9 @@ def fake_training(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     ("arguments", "message"),
     [
         ("--ranks 3 --cp 2", "libra: --cp 2 does not divide --ranks 3; ranks = replicas x cp"),
-        ("--steps 0", "libra: --steps is 0; it must be >= 1"),
-        ("--ranks -1", "libra: --ranks is -1; it must be >= 1"),
-        ("--tokens 8", "libra: --tokens is 8; it must be >= 64"),
+        ("--steps 0", "libra: --steps is 0; it must be an integer >= 1"),
+        ("--ranks -1", "libra: --ranks is -1; it must be an integer >= 1"),
+        ("--tokens 8", "libra: --tokens is 8; it must be an integer >= 64"),
         ("--ranks 16 --cp 16", "libra: --cp 16 does not divide the decoder's 4 heads"),
     ],
 )
@@ -84,7 +84,7 @@ def test_unknown_words_end_in_code_2(arguments: list[str], capsys) -> None:
 
 def test_help_names_every_option_and_imports_no_torch() -> None:
     code = (
-        "import sys\nfrom libra.cli.main import COMMANDS, DESCRIPTIONS, main\n"
+        "import sys\nfrom libra.cli.main import COMMANDS, main\n"
         "try: main(['demo', '--help'])\nexcept SystemExit: print('torch' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -97,13 +97,14 @@ def test_help_lists_every_command_with_its_description(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for name, description in DESCRIPTIONS.items():
-        assert f"• {name} {description}" in shown
+    for name, (options, _) in COMMANDS.items():
+        assert f"• {name} {options.__doc__}" in shown
 
 
 def test_options_reach_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setitem(COMMANDS, DemoConfig, lambda config: seen.append(config) or 0)
+    run = (DemoConfig, lambda config: seen.append(config) or 0)
+    monkeypatch.setitem(COMMANDS, "demo", run)
     words = "--ranks 4 --cp 2 --steps 3 --tokens 512 --out there"
     assert main(["demo", *words.split()]) == 0
     assert seen == [DemoConfig(ranks=4, cp=2, steps=3, tokens=512, out=Path("there"))]
