@@ -33,7 +33,8 @@ import tyro
 from numpy.typing import NDArray
 
 import libra
-from libra.data.lengths import MAX_LENGTH, check_count
+from libra.config import check_count
+from libra.data.lengths import MAX_LENGTH
 from libra.simulate.pooling import PoolCurve, pool_curve
 
 IntArray = NDArray[np.int64]

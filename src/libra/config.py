@@ -1,18 +1,22 @@
 """Settings that a user chooses: the shape of a pool and of the attention heads.  Both classes check
-their values when made, and are frozen.
+their values when made, and are frozen.  The checks of any setting stand below them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, TypeGuard
+from typing import Final, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 Placement = Literal["surplus", "paper", "ulysses"]
 ShardLayout = Literal["contiguous", "zigzag"]
 BackwardMode = Literal["retain", "refetch"]
 Speeds = Literal["equal", "measured"]
+_WORDS: Final = {bool: "true or false", str: "text"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,25 +86,11 @@ class PoolConfig:
     """
 
     def __post_init__(self) -> None:
-        for name in ("pool_size", "block_size", "head_shards", "chunks", "ranks_per_node"):
-            _positive("PoolConfig", name, getattr(self, name))
-        if not (is_finite(self.tolerance) and self.tolerance >= 0):
-            raise ValueError(
-                f"PoolConfig.tolerance is {self.tolerance!r}; it must be a finite number >= 0"
-            )
+        limits = ("traffic_limit", "memory_limit")
+        checked = check_fields(self, zero=("tolerance", *limits), endless=limits)
         # One spelling of one value: 0, 0.0 and a numpy float make the same plan fingerprint.
-        object.__setattr__(self, "tolerance", float(self.tolerance))
-        for name in ("traffic_limit", "memory_limit"):
-            value = getattr(self, name)
-            if not (_is_number(value) and value >= 0):
-                raise ValueError(
-                    f"PoolConfig.{name} is {value!r}; it must be a number >= 0, inf for no limit"
-                )
-            object.__setattr__(self, name, float(value))
-        _one_of("placement", self.placement, ("surplus", "paper", "ulysses"))
-        _one_of("shard_layout", self.shard_layout, ("contiguous", "zigzag"))
-        _one_of("backward", self.backward, ("retain", "refetch"))
-        _one_of("speeds", self.speeds, ("equal", "measured"))
+        for name, number in checked.items():
+            object.__setattr__(self, name, number)
         if self.speeds == "measured" and self.placement != "surplus":
             raise ValueError(
                 f"speeds='measured' needs placement='surplus'; placement is {self.placement!r}"
@@ -130,27 +120,6 @@ def ulysses_baseline(config: PoolConfig) -> PoolConfig:
     )
 
 
-def is_finite(value: object) -> TypeGuard[float]:
-    """Whether a setting is a number, neither a bool nor NaN nor infinite."""
-    return _is_number(value) and math.isfinite(value)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, float | int) and not isinstance(value, bool)
-
-
-def _positive(owner: str, name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{owner}.{name} is {value!r}; it must be an integer >= 1")
-
-
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(
-            f"PoolConfig.{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class HeadShape:
     """Attention heads of one layer, as the planner counts them."""
@@ -171,10 +140,10 @@ class HeadShape:
     """Elements of one value head; None means the same as `dim`."""
 
     def __post_init__(self) -> None:
-        for name in ("q", "kv", "dim", "bytes"):
-            _positive("HeadShape", name, getattr(self, name))
+        for name, number in check_fields(self).items():
+            object.__setattr__(self, name, number)
         if self.v_dim is not None:
-            _positive("HeadShape", "v_dim", self.v_dim)
+            check_count("HeadShape.v_dim", self.v_dim)
         if self.q % self.kv:
             raise ValueError(
                 f"{self.q} query heads over {self.kv} key/value heads: kv must divide q "
@@ -207,3 +176,69 @@ class HeadShape:
     def token_bytes(self) -> int:
         """Bytes of q, k, v and out of one token."""
         return self.q_bytes(self.q) + self.kv_bytes(self.kv) + self.o_bytes(self.q)
+
+
+def check_fields(
+    settings: object,
+    *,
+    zero: Collection[str] = (),
+    shares: Collection[str] = (),
+    endless: Collection[str] = (),
+) -> dict[str, int | float]:
+    """Check every field of a dataclass: text, true or false, one of its choices, or a number.
+
+    Numbers must be finite and > 0; those named in `zero` may be 0, those in `endless` infinite, and
+    those in `shares` are at most 1.  Fields of other types are left to the dataclass.  Returns the
+    numbers as Python's own.
+    """
+    kind = type(settings)
+    numbers: dict[str, int | float] = {}
+    # bool is a subclass of int: `check_count` and `check_number` refuse it where a number is due.
+    for name, hint in get_type_hints(kind).items():
+        where, value = f"{kind.__name__}.{name}", getattr(settings, name)
+        if get_origin(hint) is Literal:
+            check_choice(where, value, get_args(hint))
+        elif hint in _WORDS:
+            if not isinstance(value, hint) or value == "":
+                raise ValueError(f"{where} is {value!r}; it must be {_WORDS[hint]}")
+        elif hint is int:
+            numbers[name] = check_count(where, value, least=0 if name in zero else 1)
+        elif hint is float:
+            most = 1 if name in shares else math.inf
+            numbers[name] = check_number(
+                where, value, zero=name in zero, most=most, endless=name in endless
+            )
+    return numbers
+
+
+def check_count(name: str, value: object, *, least: int = 1) -> int:
+    """A user's setting as an int; ValueError unless it is an integer >= `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} is {value!r}; it must be an integer >= {least}")
+    return int(value)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """ValueError unless a user's setting is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
+
+
+def check_number(
+    name: str, value: object, *, zero: bool = False, most: float = math.inf, endless: bool = False
+) -> float:
+    """A user's setting as a float; ValueError unless it is > 0 (or 0 where `zero` allows it), at
+    most `most`, and finite unless `endless`.
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, float | int)
+        or not 0 <= value <= most
+        or (value == 0 and not zero)
+        or (value == math.inf and not endless)
+    ):
+        need = f"{'a number' if endless else 'a finite number'} {'>= 0' if zero else '> 0'}"
+        need += ", inf for no limit" if endless else ""
+        need += "" if most == math.inf else f" and at most {most:g}"
+        raise ValueError(f"{name} is {value!r}; it must be {need}")
+    return float(value)

@@ -20,7 +20,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.data.lengths import check_count, check_lengths
+from libra.config import check_count
+from libra.data.lengths import check_lengths
 from libra.data.packing import Packs
 from libra.data.sampler import PoolSampler
 

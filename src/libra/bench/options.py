@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 import tyro
 
 from libra.baselines.wlb import WlbConfig, repack_by_cost
-from libra.config import HeadShape, PoolConfig
+from libra.config import HeadShape, PoolConfig, check_count
 from libra.corpus import Format, read_lengths
 from libra.corpus.read import STDIN
-from libra.data.lengths import check_count
 from libra.data.packing import LongerCut, Packs
 from libra.plan.head_groups import cut_heads
 from libra.plan.place_ulysses import check_ulysses

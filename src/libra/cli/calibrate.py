@@ -14,8 +14,8 @@ from rich.table import Table
 
 from libra.cli.console import check_outputs, writing
 from libra.cli.units import show_seconds
+from libra.config import check_count
 from libra.cost.kernel_table import KernelTable, check_suffix, write_kernel_table
-from libra.data.lengths import check_count
 from libra.extras import check_installed
 from libra.simulate.calibrate import EMPTY, GRIDS, Device, Grid, fit_table
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.data.lengths import IntArray, check_count
+from libra.config import check_count
+from libra.data.lengths import IntArray
 from libra.data.packing import pack_sequential
 from libra.data.pools import imbalance, place_packs, pool_loads
 

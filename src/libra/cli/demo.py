@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from libra.cli.demo_summary import print_summary, summarise
-from libra.data.lengths import check_count
+from libra.config import check_count
 from libra.extras import check_installed
 
 _HEADS = 4

@@ -15,12 +15,11 @@ from libra.cli.console import check_outputs, table_console, writing
 from libra.cli.plan_report import PlanReport, report_plan
 from libra.cli.plan_table import print_plan
 from libra.cli.plan_trace import plan_trace
-from libra.config import HeadShape, PoolConfig
+from libra.config import HeadShape, PoolConfig, check_count
 from libra.corpus import load_lengths
 from libra.cost.attention_time import AttentionTime
 from libra.cost.description import describe
 from libra.cost.published import cluster_table
-from libra.data.lengths import check_count
 from libra.extras import check_installed
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]

@@ -16,9 +16,10 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from libra.config import check_choice, check_count
 from libra.corpus import arrow, megatron, text
 from libra.corpus.request import CorpusError, Request
-from libra.data.lengths import IntArray, check_choice, check_count
+from libra.data.lengths import IntArray
 
 Format = Literal["npy", "text", "jsonl", "parquet", "arrow", "megatron", "huggingface"]
 

@@ -1,4 +1,4 @@
-"""Descriptions from the keys of a file: frozen dataclasses whose fields are checked by their types.
+"""Descriptions from the keys of a file: frozen dataclasses that check their own fields.
 
 Every error is a ValueError that names the field and the value seen.
 """
@@ -8,41 +8,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
-
-from libra.data.lengths import check_choice, check_count, check_number
+from typing import Any, TypeVar
 
 Described = TypeVar("Described")
-_WORDS: Final = {bool: "true or false", str: "text"}
-
-
-def check_fields(
-    described: object, *, zero: Collection[str] = (), shares: Collection[str] = ()
-) -> None:
-    """Check every field of a dataclass: text, true or false, one of its choices, or a number.
-
-    Numbers must be finite and > 0; those named in `zero` may be 0, and those in `shares` are at
-    most 1.  Fields of other types are left to the dataclass.
-    """
-    kind = type(described)
-    # bool is a subclass of int: `check_count` and `check_number` refuse it where a number is due.
-    for name, hint in get_type_hints(kind).items():
-        where, value = f"{kind.__name__}.{name}", getattr(described, name)
-        if get_origin(hint) is Literal:
-            check_choice(where, value, get_args(hint))
-        elif hint in _WORDS:
-            if not isinstance(value, hint) or value == "":
-                raise ValueError(f"{where} is {value!r}; it must be {_WORDS[hint]}")
-        elif hint is int:
-            check_count(where, value, least=0 if name in zero else 1)
-        elif hint is float:
-            most = 1 if name in shares else math.inf
-            check_number(where, value, zero=name in zero, most=most)
 
 
 def from_keys(

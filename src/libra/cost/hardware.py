@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from libra.config import PoolConfig
-from libra.cost.fields import check_fields, read_presets
+from libra.config import PoolConfig, check_fields
+from libra.cost.fields import read_presets
 
 AttentionFigures = Literal["flash-2", "flash-3", "flash-4"]
 

@@ -31,9 +31,10 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from libra.config import check_choice, check_fields, check_number
 from libra.cost.arrays import Floats, check_array
-from libra.cost.fields import check_fields, from_keys, read_described
-from libra.data.lengths import causal_pairs, check_choice, check_number
+from libra.cost.fields import from_keys, read_described
+from libra.data.lengths import causal_pairs
 
 Direction = Literal["forward", "backward"]
 DIRECTIONS: Final[tuple[Direction, Direction]] = ("forward", "backward")

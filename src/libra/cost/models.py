@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from libra.config import HeadShape
-from libra.cost.fields import check_fields, read_presets
+from libra.config import HeadShape, check_fields
+from libra.cost.fields import read_presets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from libra.cost.fields import check_fields
+from libra.config import check_fields
 from libra.cost.models import Model
 from libra.cost.pipeline import ScheduleName, check_schedule
 

@@ -28,8 +28,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
+from libra.config import check_choice, check_count, check_number
 from libra.cost.arrays import Seconds, check_array
-from libra.data.lengths import check_choice, check_count, check_number
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 

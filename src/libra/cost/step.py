@@ -48,6 +48,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
+from libra.config import check_count
 from libra.cost.arrays import Floats, check_array
 from libra.cost.collectives import exchange_seconds, hop_seconds, ring_seconds
 from libra.cost.hardware import Cluster
@@ -55,7 +56,6 @@ from libra.cost.memory import rank_parameters
 from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
 from libra.cost.pipeline import simulate_schedule
-from libra.data.lengths import check_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,17 @@
 """Costs that follow from lengths alone, and checks of what users pass in.
 
 The workload w(S) = sum_j l_j^2 of a pack stands for its causal attention cost: sample j has
-l_j (l_j + 1) / 2 query-key pairs.  The checks cover lengths, `cu_seqlens`, workloads and counts;
-their errors name the argument and the first wrong value.
+l_j (l_j + 1) / 2 query-key pairs.  The checks cover lengths, `cu_seqlens` and workloads; their
+errors name the argument and the first wrong value.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from libra.config import is_finite
 
 IntArray = NDArray[np.int64]
 Loads = NDArray[np.int64] | NDArray[np.float64]
@@ -111,19 +108,6 @@ def first_true(flags: NDArray[np.bool_]) -> int | None:
     return int(flags.argmax()) if flags.any() else None
 
 
-def check_count(name: str, value: object, *, least: int = 1) -> int:
-    """A user's setting as an int; ValueError unless it is an integer >= `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name} is {value!r}; it must be an integer >= {least}")
-    return int(value)
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """ValueError unless a user's setting is one of `choices`."""
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
-
-
 def check_workloads(workloads: ArrayLike) -> Loads:
     """Workloads as int64 or float64 [packs]; ValueError unless all are finite and >= 0."""
     array = np.asarray(workloads)
@@ -144,17 +128,6 @@ def check_workloads(workloads: ArrayLike) -> Loads:
     if (i := first_true(~(np.isfinite(weights) & (weights >= 0)))) is not None:
         raise ValueError(f"workloads[{i}] is {weights[i]}; a workload must be finite and >= 0")
     return weights
-
-
-def check_number(name: str, value: object, *, zero: bool = False, most: float = math.inf) -> float:
-    """A user's setting as a float; ValueError unless it is finite, > 0 (or 0 where `zero` allows
-    it) and at most `most`.
-    """
-    if not is_finite(value) or value < 0 or (value == 0 and not zero) or value > most:
-        need = f"a finite number {'>= 0' if zero else '> 0'}"
-        need += "" if most == math.inf else f" and at most {most:g}"
-        raise ValueError(f"{name} is {value!r}; it must be {need}")
-    return float(value)
 
 
 def _integers(values: ArrayLike, name: str) -> IntArray:

@@ -13,7 +13,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import check_choice, check_count, check_lengths, segment_workloads
+from libra.config import check_choice, check_count
+from libra.data.lengths import check_lengths, segment_workloads
 
 IntArray = NDArray[np.int64]
 LongerCut = Literal["refuse", "drop", "cut"]

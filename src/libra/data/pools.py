@@ -25,7 +25,8 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import Loads, check_choice, check_count, check_workloads
+from libra.config import check_choice, check_count
+from libra.data.lengths import Loads, check_workloads
 
 IntArray = NDArray[np.int64]
 PackPlacement = Literal["vrsp", "contiguous"]

@@ -22,7 +22,8 @@ from typing import Any, Final, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import check_choice, check_count, workloads
+from libra.config import check_choice, check_count
+from libra.data.lengths import workloads
 from libra.data.packing import Packs
 from libra.data.pools import PackPlacement, PoolOrder, make_pools
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.config import HeadShape, PoolConfig
-from libra.data.lengths import check_count
+from libra.config import HeadShape, PoolConfig, check_count
 from libra.plan.geometry import pool_geometry, uniform_cuts, with_cuts
 from libra.plan.head_groups import cut_heads
 from libra.plan.place_ulysses import check_ulysses, place_ulysses

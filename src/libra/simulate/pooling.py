@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import Loads, check_count, check_workloads
+from libra.config import check_count
+from libra.data.lengths import Loads, check_workloads
 from libra.data.pools import (
     bound,
     check_pool_size,

@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from libra.baselines.wlb import MOST_TOKENS, pack_by_cost
-from libra.config import HeadShape, PoolConfig, ulysses_baseline
+from libra.config import HeadShape, PoolConfig, check_choice, ulysses_baseline
 from libra.cost.attention_time import AttentionCost, AttentionTime
 from libra.cost.kernel_table import DIRECTIONS
 from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
 from libra.cost.step import StepSeconds, layer_seconds, step_seconds
-from libra.data.lengths import check_choice
 from libra.data.packing import Packs
 from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan

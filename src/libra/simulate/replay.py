@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from libra.data.lengths import check_count
+from libra.config import check_count
 from libra.data.packing import Packs
 from libra.plan.head_groups import cut_heads
 from libra.plan.place_ulysses import check_ulysses

@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import check_count
+from libra.config import check_count
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from libra.config import check_count
 from libra.corpus import Format, read_lengths
 from libra.cost.memory import rank_memory
-from libra.data.lengths import check_count
 from libra.data.packing import LongerCut, Packs
 from libra.simulate.compare import (
     Progress,

@@ -15,7 +15,8 @@ from typing import Final, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.data.lengths import MAX_LENGTH, check_choice, check_count, check_lengths
+from libra.config import check_choice, check_count
+from libra.data.lengths import MAX_LENGTH, check_lengths
 from libra.data.packing import LongerCut, Packs
 from libra.simulate.results import CorpusSummary, LengthBins
 from libra.simulate.stream_packing import (

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from libra.data.lengths import (
     causal_pairs,
-    check_choice,
-    check_count,
     check_cu_seqlens,
     check_lengths,
     segment_workloads,
@@ -154,19 +152,3 @@ def test_bounds_that_describe_no_samples_are_refused(wrong: object, message: str
 def test_bounds_longer_than_any_pack_are_refused() -> None:
     with pytest.raises(ValueError, match=r"at most 2\^31 tokens"):
         check_cu_seqlens([0, 2**31 + 1])
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 1.0, True, "3", None, float("nan")])
-def test_a_count_that_is_no_positive_integer_is_refused_by_name(wrong: object) -> None:
-    with pytest.raises(ValueError, match=r"pool_size is .* must be an integer >= 1"):
-        check_count("pool_size", wrong)
-
-
-def test_a_count_may_be_a_numpy_integer() -> None:
-    assert type(check_count("pool_size", np.int32(4))) is int
-
-
-def test_a_choice_that_there_is_not_is_refused_by_name() -> None:
-    check_choice("order", "index", ("grouped", "index"))
-    with pytest.raises(ValueError, match="order is 'best'; choose one of 'grouped', 'index'"):
-        check_choice("order", "best", ("grouped", "index"))
