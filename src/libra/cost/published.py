@@ -20,12 +20,11 @@ in sequences of one length: the FlashAttention-3 paper (Shah et al. 2024, arXiv 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from libra.config import HeadShape
 from libra.cost.arrays import Floats
@@ -33,9 +32,6 @@ from libra.cost.fields import preset_sections
 from libra.cost.hardware import Cluster
 from libra.cost.kernel_table import KernelTable, read_kernel_table
 from libra.data.lengths import causal_pairs
-
-Curve = Callable[[ArrayLike], Floats]
-"""Fraction of the peak by length."""
 
 _H100_PEAK: Final = 989.0
 _LENGTHS: Final = (512, 1024, 2048, 4096, 8192, 16384)
@@ -54,9 +50,8 @@ def published_table(cluster: Cluster, *, key_dim: int = 128, value_dim: int = 12
     causal, full, full_backward = (
         np.array(figures[name], dtype=np.float64) for name in ("causal", "full", "full_backward")
     )
-    causal_backward = causal / full * full_backward
-    forward = _segments(_curve(causal), _curve(full))
-    backward = _segments(_curve(causal_backward), _curve(full_backward))
+    forward = _segments(causal, full)
+    backward = _segments(causal / full * full_backward, full_backward)
     # Scale both passes to the machine; a backward without a best of its own scales as the forward.
     if "best_forward" in figures:
         scale = figures["best_forward"] * _H100_PEAK / full.max()
@@ -85,9 +80,9 @@ def cluster_table(cluster: Cluster, heads: HeadShape, measured: Path | None = No
     return published_table(cluster, key_dim=heads.dim, value_dim=heads.value_dim)
 
 
-def _curve(tflops: Floats) -> Curve:
-    """Fractions of the peak by length, from a tile on: continued from 512 down at the slope between
-    1K and 512, and straight between lengths in logarithms.
+def _fraction(tflops: Floats, length: NDArray[np.int64]) -> Floats:
+    """Fraction of the peak at each `length` from a tile on: continued from 512 down at the slope
+    between 1K and 512, and straight between lengths in logarithms.
     """
     # For example FlashAttention-3 causal: 292 at 512 and 423 at 1K, a factor of 0.69 a halving, so
     # 202 at 256 tokens and 139 at 128.
@@ -95,11 +90,11 @@ def _curve(tflops: Floats) -> Curve:
     step = tflops[0] / tflops[1]
     fractions = np.concatenate([fractions[0] * step ** np.array([2, 1]), fractions])
     lengths = np.log((_TILE, 2 * _TILE, *_LENGTHS))
-    return lambda length: np.exp(np.interp(np.log(length), lengths, np.log(fractions)))
+    return np.exp(np.interp(np.log(length), lengths, np.log(fractions)))
 
 
-def _segments(causal: Curve, full: Curve) -> Floats:
-    """Fractions at the grid points, [Q, K].
+def _segments(causal: Floats, full: Floats) -> Floats:
+    """Fractions at the grid points, [Q, K], from TFLOP/s with a causal mask and without.
 
     For example q = 512 rows and k = 1024 keys: a causal square of 512 x 512, and a rectangle of 512
     rows and 512 keys that runs as fast as non-causal attention over 1024 keys.
@@ -108,7 +103,7 @@ def _segments(causal: Curve, full: Curve) -> Floats:
     k = q * np.array(_GRID_RATIO, dtype=np.int64)
     rows = np.maximum(q, _TILE)  # a tile is paid whole
     # Both in units of pairs over fraction.
-    square = causal_pairs(0, rows) / causal(rows)
+    square = causal_pairs(0, rows) / _fraction(causal, rows)
     width = (-(-k // _TILE) - -(-q // _TILE)) * _TILE
-    rectangle = rows * width / full(np.maximum(k, _TILE))
+    rectangle = rows * width / _fraction(full, np.maximum(k, _TILE))
     return np.asarray(causal_pairs(k - q, k) / (square + rectangle))
