@@ -1,4 +1,4 @@
-"""Checks of described dataclasses: by the types of their fields, and by the keys of a file."""
+"""Dataclasses from the keys of a file: presets, and errors that name the key and the file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal
 
 import pytest
 
+from libra.config import check_fields
 from libra.cost.fields import (
-    check_fields,
     check_keys,
     find_preset,
     from_keys,
