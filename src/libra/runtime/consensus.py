@@ -22,10 +22,7 @@ _MOST_NAMES = 8
 
 
 def reach_consensus(
-    group: dist.ProcessGroup,
-    where: str,
-    problem: str | None,
-    facts: Mapping[str, object],
+    group: dist.ProcessGroup, where: str, problem: str | None, facts: Mapping[str, object]
 ) -> None:
     """Raise the same ValueError on every rank if one has a `problem`, or if `where` or the `facts`
     differ between ranks.

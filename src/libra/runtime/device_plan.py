@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,6 +56,15 @@ class DeviceCall:
     prepared: Any
     lse: slice
     """The call's part of the flat LSE."""
+
+
+class Operands(NamedTuple):
+    """Q, K, V and O as kernels read and write them, or their gradients dQ, dK, dV and dO."""
+
+    q: Operand
+    k: Operand
+    v: Operand
+    out: Operand
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,20 +113,18 @@ class DevicePlan:
     idle_backward: int
 
     def operands(
-        self, q: Tensor, k: Tensor, v: Tensor, peer_q: Tensor, peer_kv: Tensor
-    ) -> tuple[Operand, Operand, Operand]:
-        """Q, K and V, or their gradients: local tensors, and rows of other workers, flat."""
+        self, local: Sequence[Tensor], peer_q: Tensor, peer_kv: Tensor, peer_out: Tensor
+    ) -> Operands:
+        """Local Q, K, V and O, or their gradients, and the rows of other workers, flat."""
+        q, k, v, out = local
         groups, dim, value_dim = self.head_groups, self.heads.dim, self.heads.value_dim
         k_elements = self.kv_starts[-1] * groups.kv_heads * dim
-        return (
+        return Operands(
             Operand(q, peer_q, self.q_starts, groups.heads, dim),
             Operand(k, peer_kv[:k_elements], self.kv_starts, groups.kv_heads, dim),
             Operand(v, peer_kv[k_elements:], self.kv_starts, groups.kv_heads, value_dim),
+            Operand(out, peer_out, self.q_starts, groups.heads, value_dim),
         )
-
-    def out_operand(self, out: Tensor, peer_out: Tensor) -> Operand:
-        """Outputs, or their gradients, likewise."""
-        return Operand(out, peer_out, self.q_starts, self.head_groups.heads, self.heads.value_dim)
 
 
 def make_device_plan(

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from libra.plan.attention_calls import LOCAL
 from libra.runtime.all_to_all import Transfer
-from libra.runtime.device_plan import DevicePlan
+from libra.runtime.device_plan import DevicePlan, Operands
 from libra.runtime.exchange import Exchange, Inbound, PendingOutput
 from libra.runtime.kernels.interface import Buffers, Grads
 from libra.runtime.kv_grad_reduce import CastScratch, KVGradReduce
 from libra.runtime.torch_private import stage
-from libra.runtime.workspace import Operand, Space, Workspace
+from libra.runtime.workspace import Space, Workspace
 
 
 class Saved(NamedTuple):
@@ -42,25 +42,6 @@ class Saved(NamedTuple):
     """Outputs computed for other workers, flat."""
     fetched: Tensor
     """Q, K and V of other workers, flat; empty if the backward fetches them again."""
-
-
-class _Operands(NamedTuple):
-    """Arguments of the kernel in both passes."""
-
-    q: Operand
-    k: Operand
-    v: Operand
-    out: Operand
-    lse: Tensor
-
-
-class _GradOperands(NamedTuple):
-    """Arguments of the kernel in the backward only."""
-
-    dout: Operand
-    dq: Operand
-    dk: Operand
-    dv: Operand
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +71,7 @@ class Executor:
         lse = q_TND.new_empty(plan.lse_size, dtype=_accumulator(q_TND.dtype))
         saved = Saved(q_TND, k_TND, v_TNE, out_TNE, lse, peer_out, fetched)
         operands = _cut_operands(plan, saved)
-        q, k, v, out, _ = operands
+        q, k, v, out = operands
 
         # Step 2: dispatch all chunks at once.
         exchange = Exchange(plan, self.group, space)
@@ -99,10 +80,10 @@ class Executor:
 
         # Step 3: attend and return, chunk by chunk; an idle chunk's return waits for no computation.
         pending = [exchange.post_return(n, out, inbound[n].q) for n in chunks[:idle]]
-        _attend(plan, LOCAL, operands, scale)
+        _attend(plan, LOCAL, operands, lse, scale)
         for chunk in chunks:
             exchange.complete(chunk, inbound)
-            _attend(plan, chunk, operands, scale)
+            _attend(plan, chunk, operands, lse, scale)
             if chunk >= idle:
                 pending.append(exchange.post_return(chunk, out, inbound[chunk].q))
 
@@ -143,7 +124,7 @@ class Executor:
         chunks, idle = range(plan.chunks), plan.idle_backward
         douts, inbound = [], []
         for chunk in chunks:
-            douts.append(Inbound((), exchange.post_queries(chunk, grads.dout)))
+            douts.append(Inbound((), exchange.post_queries(chunk, grads.out)))
             if plan.refetch:
                 inbound.append(exchange.dispatch(chunk, *operands[:3]))
         queries = inbound if plan.refetch else douts
@@ -152,18 +133,18 @@ class Executor:
         returns = _GradReturns(exchange, scratch, grads)
         for chunk in chunks[:idle]:
             returns.post(chunk, queries[chunk].q)
-        _attend(plan, LOCAL, operands, scale, grads)
+        _attend(plan, LOCAL, operands, saved.lse, scale, grads)
         for chunk in chunks:
             douts[chunk].wait()
             if plan.refetch:
                 exchange.complete(chunk, inbound)
-            _attend(plan, chunk, operands, scale, grads)
+            _attend(plan, chunk, operands, saved.lse, scale, grads)
             if chunk >= idle:
                 returns.post(chunk, queries[chunk].q)
 
         # Step 4: wait for what returns, add it up, and round the sums once.
         returns.finish()
-        return grads.dq.local, grads.dk.local.to(dtype), grads.dv.local.to(dtype)
+        return grads.q.local, grads.k.local.to(dtype), grads.v.local.to(dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +153,7 @@ class _GradReturns:
 
     exchange: Exchange
     scratch: CastScratch
-    grads: _GradOperands
+    grads: Operands
     pending: list[PendingOutput | KVGradReduce] = field(default_factory=list)
     blocked: list[KVGradReduce] = field(default_factory=list)
     """Reductions whose second hop is under way and would block the thread."""
@@ -183,11 +164,11 @@ class _GradReturns:
         reduces = [
             KVGradReduce(self.exchange, self.scratch, buffer, grad)
             for buffer in self.exchange.device_plan.kv_returns[chunk]
-            for grad in (self.grads.dk, self.grads.dv)
+            for grad in (self.grads.k, self.grads.v)
         ]
         for reduce in reduces:
             reduce.collect()
-        dq = self.exchange.post_return(chunk, self.grads.dq, queries)
+        dq = self.exchange.post_return(chunk, self.grads.q, queries)
         if dq is not None:
             self.pending.append(dq)
         for reduce in reduces:
@@ -211,12 +192,13 @@ class _GradReturns:
 def _attend(
     plan: DevicePlan,
     chunk: int,
-    operands: _Operands,
+    operands: Operands,
+    lse: Tensor,
     scale: float,
-    grads: _GradOperands | None = None,
+    grads: Operands | None = None,
 ) -> None:
     """Run the kernel calls that wait for `chunk`: their backward if `grads` are given."""
-    q, k, v, out, lse = operands
+    q, k, v, out = operands
     for call in plan.calls[chunk]:
         at_q, at_kv = call.q_buffer, call.kv_buffer
         buffers = Buffers(q[at_q], k[at_kv], v[at_kv], out[at_q], lse[call.lse])
@@ -224,17 +206,16 @@ def _attend(
             with stage("attend"):
                 plan.kernel.forward(call.prepared, buffers, scale)
             continue
-        dout, dq, dk, dv = grads
+        dq, dk, dv, dout = grads
         with stage("attend_backward"):
             call_grads = Grads(dout[at_q], dq[at_q], dk[at_kv], dv[at_kv])
             plan.kernel.backward(call.prepared, buffers, call_grads, scale)
 
 
-def _cut_operands(plan: DevicePlan, saved: Saved) -> _Operands:
+def _cut_operands(plan: DevicePlan, saved: Saved) -> Operands:
     """Arguments of the kernel: local tensors, and the rows of other workers by chunk."""
     peer_q, peer_kv = saved.fetched.split([plan.memory.fetched_q, plan.memory.fetched_kv])
-    q, k, v = plan.operands(saved.q_TND, saved.k_TND, saved.v_TNE, peer_q, peer_kv)
-    return _Operands(q, k, v, plan.out_operand(saved.out_TNE, saved.peer_out), saved.lse)
+    return plan.operands(saved[:4], peer_q, peer_kv, saved.peer_out)
 
 
 def _allocate(like: Tensor, space: Space, elements: int, *, saved: bool) -> Tensor:
@@ -244,19 +225,19 @@ def _allocate(like: Tensor, space: Space, elements: int, *, saved: bool) -> Tens
 
 def _allocate_grads(
     plan: DevicePlan, accum: Space, space: Space, dout_TNE: Tensor, saved: Saved
-) -> _GradOperands:
+) -> Operands:
     """Gradients, like `_cut_operands`; sums of dK and dV start at zero."""
     memory = plan.memory
-    dout = plan.out_operand(dout_TNE, space.take(memory.peer_out))
     dq_TND = torch.empty_like(saved.q_TND)
     _zero_padding(plan, dq_TND)
-    peer_dq, peer_dkv = space.take(memory.fetched_q), accum.take(memory.fetched_kv).zero_()
+    peer_dout, peer_dq = space.take(memory.peer_out), space.take(memory.fetched_q)
+    peer_dkv = accum.take(memory.fetched_kv).zero_()
     if accum.flat.dtype == space.flat.dtype:
         dk_TND, dv_TNE = torch.zeros_like(saved.k_TND), torch.zeros_like(saved.v_TNE)
     else:  # the results are cast from these sums
         dk_TND = accum.take(*saved.k_TND.shape).zero_()
         dv_TNE = accum.take(*saved.v_TNE.shape).zero_()
-    return _GradOperands(dout, *plan.operands(dq_TND, dk_TND, dv_TNE, peer_dq, peer_dkv))
+    return plan.operands((dq_TND, dk_TND, dv_TNE, dout_TNE), peer_dq, peer_dkv, peer_dout)
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from libra.config import HeadShape, PoolConfig
 from libra.plan.head_groups import cut_heads
@@ -12,7 +13,7 @@ from libra.plan.plan_pool import head_shards
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def head_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> HeadShape:
+def head_shape(q: Tensor, k: Tensor, v: Tensor) -> HeadShape:
     """Head shape of q [rows, heads, dim], k [rows, kv heads, dim] and v [rows, kv heads, value
     dim].
     """
@@ -20,7 +21,7 @@ def head_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> HeadShape:
     return HeadShape(q.shape[1], k.shape[1], q.shape[2], q.element_size(), v_dim)
 
 
-def describe(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, object]:
+def describe(q: Tensor, k: Tensor, v: Tensor) -> dict[str, object]:
     """Facts that must be equal on every rank of a pool."""
     return {
         "dtype": str(q.dtype).removeprefix("torch."),
@@ -31,13 +32,7 @@ def describe(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, obj
 
 
 def find_problem(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rows: int,
-    tokens: int,
-    config: PoolConfig,
-    cp_size: int,
+    q: Tensor, k: Tensor, v: Tensor, rows: int, tokens: int, config: PoolConfig, cp_size: int
 ) -> str | None:
     """The first problem of q, k and v for a microbatch that gives this rank `rows` of `tokens`;
     None if there is none.

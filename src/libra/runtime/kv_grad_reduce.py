@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from libra.plan.attention_calls import LOCAL
-from libra.runtime.all_to_all import Transfer, on_stream
+from libra.runtime.all_to_all import DeviceAllToAll, Transfer, on_stream
 from libra.runtime.exchange import Exchange
 from libra.runtime.torch_private import stage
 from libra.runtime.workspace import Operand, piece
@@ -53,20 +53,19 @@ class KVGradReduce:
         self._permutation = plan.permutations[buffer]
         self._sums_RW = grads.rows(buffer)
         self._local_XW = grads.rows(LOCAL)
-        self._collected: Transfer | None = None
-        self._returned: Transfer | None = None
+        self._transfer: Transfer | None = None
+        """The last hop that is posted."""
         self._cast_RW = self._sums_RW
         """Room for the sums in the dtype that travels, where they have to be permuted too."""
-        if (
-            self._permutation.buffer_of_landed is not None
-            and self._sums_RW.dtype != exchange.space.flat.dtype
-        ):
+        permuted = self._permutation.buffer_of_landed is not None
+        if permuted and self._sums_RW.dtype != exchange.space.flat.dtype:
             self._cast_RW = exchange.space.take(*self._sums_RW.shape)
 
     def collect(self) -> None:
         """Add the sums of this worker's own rows to its local gradient, and post hop 2."""
         arrived = self._first.received + self._second.received
         own, buffer_of_landed = self._permutation.own, self._permutation.buffer_of_landed
+        # Own rows lie behind those that landed; in a permuted buffer they lie anywhere.
         if own is not None:
             own_RW = self._sums_RW[arrived:]
             if buffer_of_landed is not None:
@@ -74,40 +73,39 @@ class KVGradReduce:
                 torch.index_select(self._sums_RW, 0, buffer_of_landed[arrived:], out=own_RW)
             self._local_XW.index_add_(0, own, own_RW)
         if self._second.moves:
-            rows_RW = self._pack(self._first.received, arrived)
-            into = self._exchange.space.take(self._second.sent, rows_RW.shape[1])
-            self._collected = self._second.send_back(rows_RW, into, self._exchange.group)
+            self._transfer = self._send_back(self._second, self._first.received, arrived)
 
     def send(self) -> None:
         """Add the rows of hop 2 to the sums, and post hop 1."""
         if not self._first.moves:
             return
-        stream = None if self._collected is None else self._exchange.device_plan.multicast_stream
+        stream = None if self._transfer is None else self._exchange.device_plan.multicast_stream
         with on_stream(stream):
-            if self._collected is not None:
-                rows = self._collected.wait()
+            if self._transfer is not None:
+                rows = self._transfer.wait()
                 index, ranges = self._permutation.passed_on, self._second.destinations
                 add_rows(self._sums_RW, index, ranges, rows, self._scratch.first_readers)
-            rows_RW = self._pack(0, self._first.received)
-            into = self._exchange.space.take(self._first.sent, rows_RW.shape[1])
-            self._returned = self._first.send_back(rows_RW, into, self._exchange.group)
+            self._transfer = self._send_back(self._first, 0, self._first.received)
 
     def finish(self) -> None:
         """Wait for the rows of hop 1 and add them to the local gradient."""
-        if self._returned is not None:
-            rows = self._returned.wait()
+        if self._transfer is not None:
+            rows = self._transfer.wait()
             index, ranges = self._first.send_index, self._first.destinations
             add_rows(self._local_XW, index, ranges, rows, self._scratch.holders)
 
-    def _pack(self, start: int, stop: int) -> Tensor:
-        """Sums of the landed rows [start, stop), in the dtype that travels."""
+    def _send_back(self, hop: DeviceAllToAll, start: int, stop: int) -> Transfer:
+        """Post the sums of the landed rows [start, stop), in the dtype that travels."""
+        space, width = self._exchange.space, self._sums_RW.shape[1]
         buffer_of_landed = self._permutation.buffer_of_landed
-        packed_RW = self._exchange.space.take(stop - start, self._sums_RW.shape[1])
+        rows_RW = space.take(stop - start, width)
         if buffer_of_landed is None:
-            return packed_RW.copy_(self._sums_RW[start:stop])
-        if self._cast_RW is not self._sums_RW:
-            self._cast_RW.copy_(self._sums_RW)
-        return torch.index_select(self._cast_RW, 0, buffer_of_landed[start:stop], out=packed_RW)
+            rows_RW.copy_(self._sums_RW[start:stop])
+        else:
+            if self._cast_RW is not self._sums_RW:
+                self._cast_RW.copy_(self._sums_RW)
+            torch.index_select(self._cast_RW, 0, buffer_of_landed[start:stop], out=rows_RW)
+        return hop.send_back(rows_RW, space.take(hop.sent, width), self._exchange.group)
 
 
 def add_rows(

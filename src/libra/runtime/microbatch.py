@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from libra.config import HeadShape, PoolConfig
+from libra.data.cp_shards import local_positions
 from libra.data.lengths import IntArray
 from libra.plan.plan_pool import PoolPlan
 from libra.runtime.consensus import reach_consensus
@@ -142,15 +143,14 @@ class Microbatch:
     backward.
     """
 
-    def __init__(
-        self, runtime: PoolRuntime, cu_seqlens: Sequence[IntArray], tokens: int, rows: int
-    ) -> None:
+    def __init__(self, runtime: PoolRuntime, cu_seqlens: Sequence[IntArray], tokens: int) -> None:
+        m, layout = runtime.membership, runtime.config.shard_layout
         self.serial = next(_serials)
         self.cu_seqlens = tuple(cu_seqlens)
         """Sample bounds of every pack of the pool, int64."""
         self.tokens = tokens
         """L, padding included."""
-        self.rows = rows
+        self.rows = len(local_positions(tokens, m.cp_size, m.worker % m.cp_size, layout))
         """Rows of q, k and v on this rank."""
         self.digest = lengths_digest(self.cu_seqlens)
         self.calls = 0
@@ -159,6 +159,8 @@ class Microbatch:
         self._planned: dict[HeadShape, Future[Planned]] = {}
         self._executors: dict[tuple[HeadShape, torch.device], Executor] = {}
         _microbatches[self.serial] = self
+        for heads in runtime.heads:
+            self.start_planning(heads)
 
     def __enter__(self) -> Microbatch:
         _active.append(self)

@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from libra.config import HeadShape, PoolConfig
-from libra.data.cp_shards import local_positions
 from libra.data.lengths import IntArray, check_cu_seqlens
 from libra.runtime.consensus import gather, reach_consensus_at_store
 from libra.runtime.failure import naming_lost_ranks
@@ -86,7 +86,7 @@ class SequencePool:
         )
 
     def microbatch(
-        self, cu_seqlens: ArrayLike | torch.Tensor, *, tokens: int | None = None
+        self, cu_seqlens: ArrayLike | Tensor, *, tokens: int | None = None
     ) -> Microbatch:
         """Begin the next microbatch, given the sample bounds of this rank's own pack.
 
@@ -106,15 +106,12 @@ class SequencePool:
         self._runtime.agree("microbatch", problem, facts)
         with naming_lost_ranks("microbatch", m.ranks):
             begun = self._take_prefetched(own, length)
-            begun = begun or self._make(self._gather_bounds(own), length)
+            begun = begun or Microbatch(self._runtime, self._gather_bounds(own), length)
         self._live.append(begun)  # only now: any number may be planned ahead
         return begun
 
     def prefetch(
-        self,
-        cu_seqlens_per_pack: Sequence[ArrayLike | torch.Tensor],
-        *,
-        tokens: int | None = None,
+        self, cu_seqlens_per_pack: Sequence[ArrayLike | Tensor], *, tokens: int | None = None
     ) -> None:
         """Start planning a coming microbatch, given the bounds of all packs of the pool in replica
         order.
@@ -128,7 +125,7 @@ class SequencePool:
                 f"prefetch got {len(bounds)} packs for a pool of pool_size={self.config.pool_size}"
             )
         length = int(bounds[0][-1]) if tokens is None else tokens
-        self._runtime.prefetched.append(self._make(bounds, length))
+        self._runtime.prefetched.append(Microbatch(self._runtime, bounds, length))
 
     def close(self) -> None:
         """End the planner thread, after all submitted plans, and free the workspace.  The process
@@ -164,14 +161,6 @@ class SequencePool:
         del prefetched[:place]
         return begun
 
-    def _make(self, bounds: Sequence[IntArray], tokens: int) -> Microbatch:
-        m, layout = self.membership, self.config.shard_layout
-        rows = len(local_positions(tokens, m.cp_size, m.worker % m.cp_size, layout))
-        microbatch = Microbatch(self._runtime, bounds, tokens, rows)
-        for heads in self._runtime.heads:
-            microbatch.start_planning(heads)
-        return microbatch
-
     def _gather(self, values: Sequence[int] | IntArray, width: int) -> IntArray:
         """Every worker's integers, padded with zeros, int64 [workers, width]."""
         mine = torch.zeros(width, dtype=torch.int64)
@@ -194,10 +183,10 @@ class SequencePool:
         return bounds[::cp_size]
 
 
-def _check_bounds(every: Sequence[ArrayLike | torch.Tensor], tokens: int | None) -> list[IntArray]:
+def _check_bounds(every: Sequence[ArrayLike | Tensor], tokens: int | None) -> list[IntArray]:
     """A user's sample bounds as arrays; raises ValueError for wrong ones."""
     try:
-        arrays = [cu.cpu().numpy() if isinstance(cu, torch.Tensor) else cu for cu in every]
+        arrays = [cu.cpu().numpy() if isinstance(cu, Tensor) else cu for cu in every]
         return [check_cu_seqlens(cu, tokens=tokens) for cu in arrays]
     except TypeError as error:
         raise ValueError(str(error)) from error

@@ -72,4 +72,4 @@ def operands(
         torch.full((elements,), torch.nan, dtype=torch.float64)
         for elements in (prepared.memory.fetched_q, prepared.memory.fetched_kv)
     )
-    return prepared.operands(q, k, k + 0.5, *peers)
+    return prepared.operands((q, k, k + 0.5, q), *peers, torch.empty(0))[:3]

@@ -86,13 +86,13 @@ def test_operands_lie_one_behind_the_other() -> None:
     plan = pool_plan()
     prepared = make_device_plan(make_rank_plan(plan, 1), plan.heads, NoKernel(), CPU)
     memory = prepared.memory
-    q, k, v = prepared.operands(
-        torch.zeros(32, 4, 1),
-        torch.zeros(32, 2, 1),
-        torch.zeros(32, 2, 1),
+    q, k, v, out = prepared.operands(
+        [torch.zeros(32, heads, 1) for heads in (4, 2, 2, 4)],
         torch.arange(memory.fetched_q),
         torch.arange(memory.fetched_kv),
+        torch.arange(memory.peer_out),
     )
     assert q[LOCAL].shape == (32, 4, 1) and q.rows(LOCAL).shape == (32 * 4 // q.heads, q.heads)
     assert torch.cat([q[chunk].flatten() for chunk in range(2)]).tolist() == q.flat.tolist()
+    assert torch.cat([out[chunk].flatten() for chunk in range(2)]).tolist() == out.flat.tolist()
     assert torch.cat([k.flat, v.flat]).tolist() == list(range(memory.fetched_kv))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -26,7 +28,7 @@ def rows_arrive(
         assert v.rows(chunk).tolist() == (rows + 0.5).tolist()
 
     # Queries go back in place of outputs: each row returns to where it was read.
-    out = prepared.out_operand(torch.full_like(q.local, -1), q.flat)
+    out = replace(q, local=torch.full_like(q.local, -1))
     for chunk in range(prepared.chunks):
         pending = exchange.post_return(chunk, out, inbound[chunk].q)
         if pending is not None:
