@@ -25,7 +25,7 @@ from torch import Tensor
 
 from libra.plan.attention_calls import LOCAL
 from libra.runtime.all_to_all import DeviceAllToAll, Transfer, on_stream
-from libra.runtime.device_plan import DevicePlan
+from libra.runtime.device_plan import DevicePlan, Operands
 from libra.runtime.torch_private import stage
 from libra.runtime.workspace import Operand, Space
 
@@ -88,14 +88,15 @@ class Exchange:
     space: Space
     """Workspace for rows under way."""
 
-    def dispatch(self, chunk: int, q: Operand, k: Operand, v: Operand) -> Inbound:
+    def dispatch(self, chunk: int, operands: Operands) -> Inbound:
         """Post a chunk's K, V and Q, in this order, and hop 2 unless that would block."""
         plan = self.device_plan
         if not (plan.has_kv[chunk] or plan.q[chunk].moves):
             return Inbound((), None)
         with stage("dispatch"):
-            kv = (self._post_kv(chunk, k), self._post_kv(chunk, v)) if plan.has_kv[chunk] else ()
-            inbound = Inbound(kv, self.post_queries(chunk, q))
+            kv = operands[1:3] if plan.has_kv[chunk] else ()
+            arrivals = tuple([self._post_kv(chunk, operand) for operand in kv])
+            inbound = Inbound(arrivals, self.post_queries(chunk, operands.q))
         if chunk == 0 or not plan.hop_blocks[chunk]:
             self._multicast(chunk, inbound)
         return inbound
@@ -105,24 +106,23 @@ class Exchange:
         them.  None if nothing moves.
         """
         queries = self.device_plan.q[chunk]
-        return (
-            self._send(queries, operand.rows(LOCAL), operand.rows(chunk)) if queries.moves else None
-        )
+        if not queries.moves:
+            return None
+        return self._send(queries, operand.rows(LOCAL), operand.rows(chunk))
 
     def complete(self, chunk: int, inbound: list[Inbound]) -> None:
         """Wait for a chunk, put its K and V in order, and post hop 2 of the next chunk."""
         arriving, permutation = inbound[chunk], self.device_plan.permutations[chunk]
+        own, landed_of_buffer = permutation.own, permutation.landed_of_buffer
         # Step 1: wait for all rows.
         arriving.wait()
         # Step 2: own rows follow those that have landed; then all go where kernels read them.
         for arrival in arriving.kv:
-            if permutation.own is not None:
-                last_RW = arrival.landed_RW[-len(permutation.own) :]
-                torch.index_select(arrival.local_XW, 0, permutation.own, out=last_RW)
-            if permutation.landed_of_buffer is not None:
-                torch.index_select(
-                    arrival.landed_RW, 0, permutation.landed_of_buffer, out=arrival.buffer_RW
-                )
+            landed_RW = arrival.landed_RW
+            if own is not None:
+                torch.index_select(arrival.local_XW, 0, own, out=landed_RW[-len(own) :])
+            if landed_of_buffer is not None:
+                torch.index_select(landed_RW, 0, landed_of_buffer, out=arrival.buffer_RW)
         # Step 3: a thread that hop 2 would block posts it now, while the chunk before computes.
         after = chunk + 1
         if after < self.device_plan.chunks and self.device_plan.hop_blocks[after]:

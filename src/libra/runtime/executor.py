@@ -56,7 +56,8 @@ class Executor:
         self, q_TND: Tensor, k_TND: Tensor, v_TNE: Tensor, scale: float, *, save_for_backward: bool
     ) -> Saved:
         """Attention of this worker's rows, on whichever worker it is computed."""
-        # Step 1: allocate.  Tensors that a backward needs stand alone, others are cut from the workspace.
+        # Step 1: allocate.  Tensors that a backward needs stand alone; others are parts of the
+        # workspace.
         q_TND, k_TND, v_TNE = q_TND.contiguous(), k_TND.contiguous(), v_TNE.contiguous()
         plan, memory = self.device_plan, self.device_plan.memory
         save_fetched = save_for_backward and not plan.refetch
@@ -71,21 +72,20 @@ class Executor:
         lse = q_TND.new_empty(plan.lse_size, dtype=_accumulator(q_TND.dtype))
         saved = Saved(q_TND, k_TND, v_TNE, out_TNE, lse, peer_out, fetched)
         operands = _cut_operands(plan, saved)
-        q, k, v, out = operands
 
         # Step 2: dispatch all chunks at once.
         exchange = Exchange(plan, self.group, space)
         chunks, idle = range(plan.chunks), plan.idle_forward
-        inbound = [exchange.dispatch(chunk, q, k, v) for chunk in chunks]
+        inbound = [exchange.dispatch(chunk, operands) for chunk in chunks]
 
-        # Step 3: attend and return, chunk by chunk; an idle chunk's return waits for no computation.
-        pending = [exchange.post_return(n, out, inbound[n].q) for n in chunks[:idle]]
+        # Step 3: attend and return, chunk by chunk.  A chunk without work for others returns first.
+        pending = [exchange.post_return(n, operands.out, inbound[n].q) for n in chunks[:idle]]
         _attend(plan, LOCAL, operands, lse, scale)
         for chunk in chunks:
             exchange.complete(chunk, inbound)
             _attend(plan, chunk, operands, lse, scale)
             if chunk >= idle:
-                pending.append(exchange.post_return(chunk, out, inbound[chunk].q))
+                pending.append(exchange.post_return(chunk, operands.out, inbound[chunk].q))
 
         # Step 4: wait for what returns.
         for output in pending:
@@ -126,7 +126,7 @@ class Executor:
         for chunk in chunks:
             douts.append(Inbound((), exchange.post_queries(chunk, grads.out)))
             if plan.refetch:
-                inbound.append(exchange.dispatch(chunk, *operands[:3]))
+                inbound.append(exchange.dispatch(chunk, operands))
         queries = inbound if plan.refetch else douts
 
         # Step 3: attend and return, chunk by chunk, as in the forward.
@@ -147,7 +147,7 @@ class Executor:
         return grads.q.local, grads.k.local.to(dtype), grads.v.local.to(dtype)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _GradReturns:
     """Returns of dQ, dK and dV, posted chunk by chunk in an order that all workers share."""
 
@@ -156,11 +156,13 @@ class _GradReturns:
     grads: Operands
     pending: list[PendingOutput | KVGradReduce] = field(default_factory=list)
     blocked: list[KVGradReduce] = field(default_factory=list)
-    """Reductions whose second hop is under way and would block the thread."""
+    """Reductions of the chunk before that would have blocked the thread."""
 
     def post(self, chunk: int, queries: Transfer | None) -> None:
         """Post the gradients that are complete after `chunk`."""
+        # Step 1: send what had to wait for its rows of hop 2 while the chunk was computed.
         self._send_blocked()
+        # Step 2: dK and dV leave for the first readers, dQ for its home, dK and dV for theirs.
         reduces = [
             KVGradReduce(self.exchange, self.scratch, buffer, grad)
             for buffer in self.exchange.device_plan.kv_returns[chunk]
@@ -172,11 +174,10 @@ class _GradReturns:
         if dq is not None:
             self.pending.append(dq)
         for reduce in reduces:
-            if reduce.blocks:
-                self.blocked.append(reduce)
-            else:
+            if not reduce.blocks:
                 reduce.send()
-        self.pending.extend(reduces)
+        self.blocked = [reduce for reduce in reduces if reduce.blocks]
+        self.pending += reduces
 
     def finish(self) -> None:
         """Wait for all gradients and add them up."""
@@ -185,8 +186,8 @@ class _GradReturns:
             pending.finish()
 
     def _send_blocked(self) -> None:
-        while self.blocked:
-            self.blocked.pop(0).send()
+        for reduce in self.blocked:
+            reduce.send()
 
 
 def _attend(

@@ -75,17 +75,21 @@ class PoolRuntime:
     config: PoolConfig
     membership: Membership
     groups: Groups
-    planner: Planner
     kernel_choice: str | Kernel | None
-    meter: SpeedMeter | None
-    workspace: Workspace = field(default_factory=Workspace)
-    heads: list[HeadShape] = field(default_factory=list)
+    heads: list[HeadShape]
     """Head shapes for which every microbatch is planned."""
+    meter: SpeedMeter | None = field(init=False)
+    planner: Planner = field(init=False)
+    workspace: Workspace = field(default_factory=Workspace)
     prefetched: list[Microbatch] = field(default_factory=list)
     """Microbatches planned ahead, in order."""
     fault: str | None = None
     """Why this rank, and so every rank, refuses all further calls, if it does."""
     _devices: dict[torch.device, _KernelAndStream] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.meter = SpeedMeter() if self.config.speeds == "measured" else None
+        self.planner = Planner(self.groups.planner, self.membership, self.config, self.meter)
 
     def on_device(self, device: torch.device) -> _KernelAndStream:
         """The attention kernel for a device, and the stream that waits between the hops of K and V
@@ -97,14 +101,6 @@ class PoolRuntime:
             stream = torch.cuda.Stream(device) if device.type == "cuda" else None
             self._devices[device] = (timed, stream)
         return self._devices[device]
-
-    def missing_kernel(self, device: torch.device) -> str | None:
-        """Why there is no attention kernel for a device, if there is none."""
-        try:
-            self.on_device(device)
-        except ValueError as error:
-            return str(error)
-        return None
 
     def plan_for(self, heads: HeadShape) -> None:
         """Plan coming microbatches, and those already prefetched, for this head shape too."""
@@ -198,7 +194,10 @@ class Microbatch:
         # Step 1: all ranks accept the call, or all refuse it.
         config, cp_size = runtime.config, runtime.membership.cp_size
         problem = find_problem(*qkv, self.rows, self.tokens, config, cp_size)
-        problem = problem or runtime.missing_kernel(q_TND.device)
+        try:
+            runtime.on_device(q_TND.device)
+        except ValueError as error:
+            problem = problem or str(error)
         facts: dict[str, object] = {"scale": scale, "grad": save_for_backward}
         self._agree("attention", problem, facts if problem else facts | describe(*qkv))
         # Step 2: compute it, with the plan for its head shape.

@@ -20,9 +20,7 @@ from libra.runtime.consensus import gather, reach_consensus_at_store
 from libra.runtime.failure import naming_lost_ranks
 from libra.runtime.kernels.interface import Kernel
 from libra.runtime.microbatch import Microbatch, PoolRuntime
-from libra.runtime.planner_thread import Planner
 from libra.runtime.process_groups import Groups, Membership, find_membership, make_groups
-from libra.runtime.speed import SpeedMeter
 
 logger = logging.getLogger(__name__)
 
@@ -66,16 +64,8 @@ class SequencePool:
         """The ranks of this pool, and this rank's place among them."""
         self.groups: Final[Groups] = groups or make_groups(membership, mesh.device_type, timeout)
         """The process groups, which another pool of the same members may reuse after `close`."""
-        meter = SpeedMeter() if config.speeds == "measured" else None
-        self._runtime = PoolRuntime(
-            config=config,
-            membership=membership,
-            groups=self.groups,
-            planner=Planner(self.groups.planner, membership, config, meter),
-            kernel_choice=kernel,
-            meter=meter,
-            heads=[] if heads is None else [heads],
-        )
+        known = [] if heads is None else [heads]
+        self._runtime = PoolRuntime(config, membership, self.groups, kernel, known)
         self._live: deque[Microbatch] = deque(maxlen=live_microbatches)
         logger.info("made %r", self)
 

@@ -119,11 +119,8 @@ def make_groups(
         assert isinstance(mine, dist.ProcessGroup)
         return mine
 
-    return Groups(
-        exchange=group("gloo" if device_type == "cpu" else None),
-        consensus=group("gloo"),
-        planner=group("gloo"),
-    )
+    transport = "gloo" if device_type == "cpu" else None
+    return Groups(exchange=group(transport), consensus=group("gloo"), planner=group("gloo"))
 
 
 def _check_equal_history(ranks: Sequence[int]) -> None:

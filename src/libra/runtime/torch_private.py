@@ -46,8 +46,8 @@ def default_timeout(device_type: str) -> timedelta | None:
         backend = dist.group.WORLD._get_backend(torch.device(device_type))
     except RuntimeError:  # the default group has no backend for this device
         return None
-    options = getattr(backend, "options", None)  # thread-based test groups have none
-    return getattr(options, "_timeout", None)
+    # Groups of threads, as in tests, have no options.
+    return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
 def has_fast_products(dtype: torch.dtype) -> bool:

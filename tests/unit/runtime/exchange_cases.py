@@ -15,9 +15,9 @@ from libra.plan.attention_calls import AttentionCall
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.rank_plan import make_rank_plan
 from libra.runtime import device_plan
-from libra.runtime.device_plan import DevicePlan, make_device_plan
+from libra.runtime.device_plan import DevicePlan, Operands, make_device_plan
 from libra.runtime.exchange import Exchange
-from libra.runtime.workspace import Operand, Space
+from libra.runtime.workspace import Space
 from tests import exchange_model
 
 CPU = torch.device("cpu")
@@ -61,9 +61,7 @@ def prepare(plan: PoolPlan, rank: int, dtype: torch.dtype) -> tuple[DevicePlan, 
     return prepared, Exchange(prepared, world, Space(torch.empty(100_000, dtype=dtype)))
 
 
-def operands(
-    prepared: DevicePlan, model: exchange_model.Exchange, rank: int
-) -> tuple[Operand, Operand, Operand]:
+def operands(prepared: DevicePlan, model: exchange_model.Exchange, rank: int) -> Operands:
     """Local rows with their identities, and empty rows of other workers."""
     q, k = (
         torch.from_numpy(rows[rank]).double()[:, :, None] for rows in (model.q_local, model.k_local)
@@ -72,4 +70,4 @@ def operands(
         torch.full((elements,), torch.nan, dtype=torch.float64)
         for elements in (prepared.memory.fetched_q, prepared.memory.fetched_kv)
     )
-    return prepared.operands((q, k, k + 0.5, q), *peers, torch.empty(0))[:3]
+    return prepared.operands((q, k, k + 0.5, q), *peers, torch.empty(0))

@@ -18,8 +18,9 @@ def rows_arrive(
 ) -> tuple[bool, bool]:
     """Whether this worker received queries, and passed on keys; all rows are checked."""
     prepared, exchange = prepare(plan, rank, torch.float64)
-    q, k, v = operands(prepared, model, rank)
-    inbound = [exchange.dispatch(chunk, q, k, v) for chunk in range(prepared.chunks)]
+    every = operands(prepared, model, rank)
+    q, k, v, _ = every
+    inbound = [exchange.dispatch(chunk, every) for chunk in range(prepared.chunks)]
     for chunk in range(prepared.chunks):
         exchange.complete(chunk, inbound)
         rows = torch.from_numpy(model.k_fetched[rank][chunk])

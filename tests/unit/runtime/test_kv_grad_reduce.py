@@ -23,7 +23,7 @@ def reduced(
     """Local gradient of K, where each buffer row's gradient is the row's identity."""
     prepared, exchange = prepare(plan, rank, dtype)
     accum = torch.promote_types(dtype, torch.float32)
-    _, k, _ = operands(prepared, model, rank)
+    k = operands(prepared, model, rank).k
     rows = [torch.from_numpy(rows).flatten() for rows in model.k_fetched[rank]]
     dk = type(k)(
         torch.zeros_like(k.local, dtype=accum), torch.cat(rows).to(accum), k.starts, k.heads, k.dim
