@@ -8,9 +8,9 @@ collectives only.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,8 +167,8 @@ def make_device_plan(
         refetch=refetch,
         memory=rank_plan.memory,
         multicast_stream=multicast_stream,
-        q_starts=_starts([queries.received for queries in rank_plan.q]),
-        kv_starts=_starts([kv_buffer.rows for kv_buffer in rank_plan.kv_buffers]),
+        q_starts=tuple(accumulate([each.received for each in rank_plan.q], initial=0)),
+        kv_starts=tuple(accumulate([each.rows for each in rank_plan.kv_buffers], initial=0)),
         kv_returns=kv_returns,
         hop_blocks=blocks,
         idle_forward=_idle_chunks(rank_plan, blocks, [()] * len(chunks)),
@@ -196,10 +196,6 @@ def _prepare_calls(
         calls[call.chunk].append(DeviceCall(call.q_buffer, call.kv_buffer, prepared, lse))
         at = lse.stop
     return tuple(map(tuple, calls))
-
-
-def _starts(rows: list[int]) -> tuple[int, ...]:
-    return tuple(itertools.accumulate(rows, initial=0))
 
 
 def _idle_chunks(

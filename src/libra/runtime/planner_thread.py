@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ from libra.runtime.speed import SpeedMeter, relative_speeds
 
 _LEAVE_SECONDS = 3.0
 
-_Result = TypeVar("_Result")
 _Jobs = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 logger = logging.getLogger(__name__)
@@ -98,11 +97,11 @@ class Planner:
         self._jobs.put(None)
         self._thread.join()
 
-    def _submit(self, job: Callable[[], _Result]) -> Future[_Result]:
+    def _submit(self, job: Callable[[], Any]) -> Future[Any]:
         if self._closed:
             raise ValueError("the pool is closed; make a new SequencePool")
         self.submitted += 1
-        future: Future[_Result] = Future()
+        future = Future[Any]()
         self._jobs.put((future, job))
         return future
 

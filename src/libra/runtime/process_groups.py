@@ -18,7 +18,8 @@ import numpy as np
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from libra.runtime.torch_private import default_store, default_timeout, group_count
+from libra.runtime.consensus import reach_consensus_at_store
+from libra.runtime.torch_private import default_timeout, group_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +126,11 @@ def make_groups(
 
 def _check_equal_history(ranks: Sequence[int]) -> None:
     """Raise RuntimeError on every member if they have made different numbers of groups so far."""
-    store, rank = default_store(), dist.get_rank()
-    key = f"libra/groups/{'-'.join(map(str, ranks))}"
-    turn = store.add(f"{key}/rounds/{rank}", 1)  # a pool may be made twice
-    store.set(f"{key}/{turn}/{rank}", str(group_count()))
-    counts = {other: int(store.get(f"{key}/{turn}/{other}")) for other in ranks}
-    if len(set(counts.values())) > 1:
+    try:
+        reach_consensus_at_store(ranks, {"groups": group_count()})
+    except ValueError as error:
         raise RuntimeError(
             "the ranks of this pool have made different numbers of process groups so far: "
-            f"{counts}; give SequencePool the mesh of the whole job, or make its pools before "
-            "other groups"
-        )
+            f"{error}; give SequencePool the mesh of the whole job, or make its pools before other "
+            "groups"
+        ) from error

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from libra.runtime import process_groups
 from libra.runtime.process_groups import Membership, find_membership
+from tests.distributed.threads import threaded_ranks
 
 
 def membership(
@@ -62,3 +64,17 @@ def test_a_pool_size_has_to_divide_the_replicas(monkeypatch: pytest.MonkeyPatch)
 def test_a_rank_outside_the_mesh_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="outside the mesh"):
         membership({"dp": 2}, 5, 2, monkeypatch)
+
+
+def check_history(rank: int, world_size: int) -> None:
+    process_groups._check_equal_history(range(world_size))
+
+
+def test_ranks_with_different_numbers_of_groups_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert threaded_ranks(3, check_history) == [None] * 3
+    monkeypatch.setattr(process_groups, "group_count", lambda: 4 + dist.get_rank() // 2)
+    (error, *others) = threaded_ranks(3, check_history, expect_error=True)
+    assert "ranks 0, 1 has groups 4; rank 2 has groups 5; give SequencePool the mesh" in error
+    assert set(others) == {error}
