@@ -46,7 +46,7 @@ class KVArrival:
 class Inbound:
     """A chunk's transfers under way."""
 
-    kv: tuple[KVArrival, ...]
+    kv: list[KVArrival]
     """K, then V; empty if this worker reads no rows of them and no worker sends any."""
     q: Transfer | None
     """Queries, or gradients of their outputs; None if no worker sends any."""
@@ -92,11 +92,11 @@ class Exchange:
         """Post a chunk's K, V and Q, in this order, and hop 2 unless that would block."""
         plan = self.device_plan
         if not (plan.has_kv[chunk] or plan.q[chunk].moves):
-            return Inbound((), None)
+            return Inbound([], None)
         with stage("dispatch"):
-            kv = operands[1:3] if plan.has_kv[chunk] else ()
-            arrivals = tuple([self._post_kv(chunk, operand) for operand in kv])
-            inbound = Inbound(arrivals, self.post_queries(chunk, operands.q))
+            moved = (operands.k, operands.v) if plan.has_kv[chunk] else ()
+            kv = [self._post_kv(chunk, operand) for operand in moved]
+            inbound = Inbound(kv, self.post_queries(chunk, operands.q))
         if chunk == 0 or not plan.hop_blocks[chunk]:
             self._multicast(chunk, inbound)
         return inbound

@@ -124,7 +124,7 @@ class Executor:
         chunks, idle = range(plan.chunks), plan.idle_backward
         douts, inbound = [], []
         for chunk in chunks:
-            douts.append(Inbound((), exchange.post_queries(chunk, grads.out)))
+            douts.append(Inbound([], exchange.post_queries(chunk, grads.out)))
             if plan.refetch:
                 inbound.append(exchange.dispatch(chunk, operands))
         queries = inbound if plan.refetch else douts

@@ -60,14 +60,12 @@ def naming_lost_ranks(stage: str, ranks: Sequence[int]) -> Iterator[None]:
         yield
     except (BrokenGroupError, dist.DistBackendError) as error:
         missing = _call_roll(ranks)
-        if missing is None:
-            named = "the job's store does not answer, its host is lost"
-            if 0 in ranks:
-                named = f"rank 0 no longer answers ({named})"
-        elif missing:
+        named = "all ranks still answer"
+        if missing:
             named = f"rank {', '.join(map(str, missing))} no longer answers"
-        else:
-            named = "all ranks still answer"
+        elif missing is None:
+            named = "the job's store does not answer, its host is lost"
+            named = f"rank 0 no longer answers ({named})" if 0 in ranks else named
         raise RuntimeError(
             f"{stage} failed in the pool of ranks {list(ranks)}: {named} ({error})"
         ) from error

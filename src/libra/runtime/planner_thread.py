@@ -16,9 +16,8 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,8 +41,7 @@ _Jobs = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Planned:
+class Planned(NamedTuple):
     """A plan and this worker's share of it."""
 
     plan: PoolPlan
@@ -178,11 +176,8 @@ def lengths_digest(cu_seqlens: Sequence[IntArray]) -> int:
 def _log_plan(plan: PoolPlan, seconds: float) -> None:
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug(
-            "plan of %d workers ready in %.1f ms: imbalance %.2f%%, forward traffic %d bytes",
-            plan.workers,
-            1e3 * seconds,
-            100 * plan.imbalance,
-            plan.traffic.sum(),
+            f"plan of {plan.workers} workers ready in {1e3 * seconds:.1f} ms: imbalance "
+            f"{plan.imbalance:.2%}, forward traffic {plan.traffic.sum()} bytes"
         )
 
 

@@ -163,11 +163,11 @@ class SequencePool:
         table = self._gather(own, int(counts.max()))
         bounds = [row[:count] for row, count in zip(table, counts, strict=True)]
         cp_size = self.membership.cp_size
-        for worker, cu in enumerate(bounds):
-            first = worker // cp_size * cp_size
+        for other, cu in enumerate(bounds):
+            first = other // cp_size * cp_size
             if not np.array_equal(cu, bounds[first]):
                 raise ValueError(
-                    f"workers {first} and {worker} share one pack (CP {cp_size}) but gave different "
+                    f"workers {first} and {other} share one pack (CP {cp_size}) but gave different "
                     "cu_seqlens; every rank of a CP group passes the bounds of the whole pack"
                 )
         return bounds[::cp_size]

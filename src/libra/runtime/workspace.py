@@ -60,14 +60,13 @@ class Workspace:
         """
         stream = torch.cuda.current_stream(device).stream_id if device.type == "cuda" else 0
         sizes = [dtype.itemsize * elements for dtype, elements in parts]
-        flat = self._bytes.get((device, stream))
-        if flat is None or len(flat) < sum(sizes):
-            self._bytes.pop((device, stream), None)
-            flat = None  # free the old allocation before making the new one
+        place, nbytes = (device, stream), sum(sizes)
+        if place not in self._bytes or len(self._bytes[place]) < nbytes:
+            self._bytes.pop(place, None)  # free the old allocation before making the new one
             with torch.inference_mode(False):  # a later call may record gradients
-                flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-            self._bytes[device, stream] = flat
-        spaces, start = [], 0
+                self._bytes[place] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        # fp32 for 3 elements, then bf16 for 5: bytes [0, 12) and [12, 22).
+        flat, spaces, start = self._bytes[place], [], 0
         for (dtype, _), size in zip(parts, sizes, strict=True):
             spaces.append(Space(flat[start : start + size].view(dtype)))
             start += size
