@@ -70,6 +70,7 @@ class DeviceAllToAll:
         """Gather `rows` [any, width] into `packed` [sent, width] and send them; `into`
         [received, width] is written.
         """
+        # Packed, the rows for each destination lie next to each other, as the collective wants.
         torch.index_select(rows, 0, self.send_index, out=packed)
         work = dist.all_to_all_single(
             into, packed, self.recv_splits, self.send_splits, group=group, async_op=True
@@ -80,6 +81,7 @@ class DeviceAllToAll:
         """Send `rows` [received, width] back to the workers from which such rows came; `into`
         [sent, width] is written, in the order of `send_index`.
         """
+        # The splits change places: what was received is sent.
         work = dist.all_to_all_single(
             into, rows, self.send_splits, self.recv_splits, group=group, async_op=True
         )

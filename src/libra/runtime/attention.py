@@ -49,13 +49,16 @@ def libra_attention(
     times, with or without work.  Raises ValueError on every rank for inputs that do not fit,
     RuntimeError outside a microbatch.
     """
+    # Step 1: what the operator cannot be asked for is refused on all ranks.
     serial = microbatch.serial if isinstance(microbatch, Microbatch) else INNERMOST
     problem = _find_problem(q, k, v, causal, microbatch)
     if problem is not None:
         find_microbatch(serial).refuse(problem)
+    # Step 2: cast as PyTorch's own attention does under autocast.
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = _autocast(q, dtype), _autocast(k, dtype), _autocast(v, dtype)
+    # Step 3: call the operator; its other results serve its backward.
     save_for_backward = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad
     )
@@ -117,6 +120,7 @@ def _stamp(microbatch: Microbatch) -> Tensor:
 
 @_attention.register_fake
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    # Sizes of what is saved depend on the plan, which a compiler does not know.
     context = torch.library.get_ctx()
     return (
         q.new_empty((q.shape[0], q.shape[1], v.shape[2])),

@@ -93,6 +93,7 @@ def _state(where: str, facts: Mapping[str, object]) -> str:
 
 def _differences(kind: str, stated: Sequence[str], names: Sequence[int] | None = None) -> str:
     """The parts of each rank's statement that not all ranks share."""
+    # "a 1; b 2" and "a 1; b 3" share "a 1": they differ in "b 2" and "b 3".
     every = [text.split("; ") for text in stated]
     shared = set(every[0]).intersection(*every)
     unlike = [[part for part in parts if part not in shared] or parts[:1] for parts in every]

@@ -141,13 +141,15 @@ def make_device_plan(
     `multicast_stream` waits between the two hops of K and V; `refetch` makes the backward fetch
     Q, K and V again.
     """
-    # Step 1: what of each chunk has rows, blocks the thread, and returns when.
+    # Step 1: which chunks have K and V, which block the thread, and when their gradients return.
+    # Example: kv_done [1, 1] returns the gradients of both kv buffers after chunk 1: [(), (0, 1)].
     chunks = range(len(rank_plan.q))
     blocks = tuple(hop_blocks(second, multicast_stream) for second in rank_plan.kv_multicast)
     has_kv = tuple(rank_plan.kv[n].moves or rank_plan.kv_buffers[n].rows > 0 for n in chunks)
     kv_returns = tuple(
         tuple(n for n in chunks if has_kv[n] and rank_plan.kv_done[n] == chunk) for chunk in chunks
     )
+    # Step 2: upload indices, let the kernel prepare its calls, and count what is idle.
     return DevicePlan(
         heads=heads,
         head_groups=rank_plan.head_groups,
@@ -167,6 +169,7 @@ def make_device_plan(
         refetch=refetch,
         memory=rank_plan.memory,
         multicast_stream=multicast_stream,
+        # Chunks with 5 and 3 rows start at rows 0 and 5 of 8: starts are (0, 5, 8).
         q_starts=tuple(accumulate([each.received for each in rank_plan.q], initial=0)),
         kv_starts=tuple(accumulate([each.rows for each in rank_plan.kv_buffers], initial=0)),
         kv_returns=kv_returns,
@@ -207,6 +210,7 @@ def _idle_chunks(
     all collectives in the same order, however early.
     """
     for chunk, buffers in enumerate(kv_returns):
+        # Rows of queries whose outputs return, and of K and V whose gradients do.
         rows = rank_plan.q[chunk].received + sum(rank_plan.kv_buffers[n].rows for n in buffers)
         if rows or any(blocks[n] for n in buffers) or any(blocks[chunk + 1 : chunk + 2]):
             return chunk

@@ -91,12 +91,15 @@ class Exchange:
     def dispatch(self, chunk: int, operands: Operands) -> Inbound:
         """Post a chunk's K, V and Q, in this order, and hop 2 unless that would block."""
         plan = self.device_plan
+        # No worker sends anything, and this one reads no rows of its own.
         if not (plan.has_kv[chunk] or plan.q[chunk].moves):
             return Inbound([], None)
+        # K and V go first: hop 2 waits for their hop 1, while Q travels.
         with stage("dispatch"):
             moved = (operands.k, operands.v) if plan.has_kv[chunk] else ()
             kv = [self._post_kv(chunk, operand) for operand in moved]
             inbound = Inbound(kv, self.post_queries(chunk, operands.q))
+        # Where posting hop 2 blocks, chunk 0 posts it here, and `complete` that of later chunks.
         if chunk == 0 or not plan.hop_blocks[chunk]:
             self._multicast(chunk, inbound)
         return inbound

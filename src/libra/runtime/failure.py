@@ -40,7 +40,7 @@ def finish(work: dist.Work | None, group: dist.ProcessGroup) -> None:
     while not work.is_completed():
         try:
             work.wait(_POLL)
-        except RuntimeError:
+        except RuntimeError:  # the poll is over, or the operation has failed
             if work.is_completed():
                 break
             if process_ends.is_set():

@@ -17,6 +17,7 @@ def head_shape(q: Tensor, k: Tensor, v: Tensor) -> HeadShape:
     """Head shape of q [rows, heads, dim], k [rows, kv heads, dim] and v [rows, kv heads, value
     dim].
     """
+    # None is the default of `HeadShape`, so equal shapes have equal keys.
     v_dim = None if v.shape[2] == q.shape[2] else v.shape[2]
     return HeadShape(q.shape[1], k.shape[1], q.shape[2], q.element_size(), v_dim)
 
@@ -58,6 +59,7 @@ def find_problem(
         return f"key and value heads must be equal and divide the query heads; got {shapes}"
     if q.shape[2] != k.shape[2] or not q.shape[2] or not v.shape[2]:
         return f"q and k must have the same head dim, and none may be 0; got {shapes}"
+    # The last checks are those of planning, which would raise on the planner thread.
     try:
         heads = head_shape(q, k, v)
         if config.placement == "ulysses":

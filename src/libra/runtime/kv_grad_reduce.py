@@ -80,6 +80,7 @@ class KVGradReduce:
         if not self._first.moves:
             return
         stream = None if self._transfer is None else self._exchange.device_plan.multicast_stream
+        # Without hop 2 nothing has to be waited for, so no second stream is needed.
         with on_stream(stream):
             if self._transfer is not None:
                 rows = self._transfer.wait()
@@ -102,6 +103,7 @@ class KVGradReduce:
         if buffer_of_landed is None:
             rows_RW.copy_(self._sums_RW[start:stop])
         else:
+            # A gather cannot cast: sums in fp32 are cast to bf16 in buffer order first.
             if self._cast_RW is not self._sums_RW:
                 self._cast_RW.copy_(self._sums_RW)
             torch.index_select(self._cast_RW, 0, buffer_of_landed[start:stop], out=rows_RW)
@@ -117,7 +119,7 @@ def add_rows(
     repeated runs are bit-identical.
     """
     with stage("return"):
-        for start, stop in ranges:
+        for start, stop in ranges:  # [0, 2) from one worker, [2, 5) from the next
             part = rows[start:stop]
             if part.dtype != sums_XW.dtype:
                 part = piece(scratch, 0, tuple(part.shape)).copy_(part)

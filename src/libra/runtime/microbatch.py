@@ -124,7 +124,7 @@ class PoolRuntime:
         try:
             with naming_lost_ranks(stage, self.membership.ranks):
                 yield
-        except BaseException as error:
+        except BaseException as error:  # a KeyboardInterrupt, too, leaves transfers under way
             self.workspace.release()
             self.fault = self.fault or (
                 f"an attention call ended midway ({type(error).__name__}: {error}) and left "
@@ -149,6 +149,7 @@ class Microbatch:
         self.rows = len(local_positions(tokens, m.cp_size, m.worker % m.cp_size, layout))
         """Rows of q, k and v on this rank."""
         self.digest = lengths_digest(self.cu_seqlens)
+        """Fingerprint of the bounds, by which ranks recognise the microbatch."""
         self.calls = 0
         """Attention calls so far, recomputed ones included."""
         self._runtime = runtime
@@ -230,6 +231,7 @@ class Microbatch:
         if key not in self._executors:
             runtime = self._runtime
             rank_plan = self._wait_for_plan(heads).rank_plan
+            # Layers of this head shape will come in later microbatches too: plan them ahead.
             runtime.plan_for(heads)
             kernel, stream = runtime.on_device(device)
             refetch = runtime.config.backward == "refetch"

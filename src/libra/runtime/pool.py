@@ -53,10 +53,12 @@ class SequencePool:
         groups: Groups | None = None,
         live_microbatches: int = 64,
     ) -> None:
+        # Step 1: compare settings, because ranks that disagree on a group's members cannot make it.
         reach_consensus_at_store(
             mesh.mesh.flatten().tolist(),
             {"configuration": config, "mesh": f"{mesh.mesh_dim_names} {tuple(mesh.mesh.shape)}"},
         )
+        # Step 2: find this rank's pool, make its groups, and start the planner thread.
         membership = find_membership(mesh, config.pool_size, dp, cp)
         self.config: Final[PoolConfig] = config
         """The configuration, equal on all ranks."""
@@ -159,6 +161,8 @@ class SequencePool:
 
     def _gather_bounds(self, own: IntArray) -> list[IntArray]:
         """Sample bounds of every pack; ValueError if they differ inside a CP group."""
+        # Packs differ in their number of samples: bounds [0, 8] and [0, 3, 8] travel as [0, 8, 0]
+        # and [0, 3, 8], with counts 2 and 3.
         counts = self._gather([len(own)], 1)[:, 0]
         table = self._gather(own, int(counts.max()))
         bounds = [row[:count] for row, count in zip(table, counts, strict=True)]

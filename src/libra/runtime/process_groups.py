@@ -92,6 +92,7 @@ def find_membership(
             f"(mesh dimensions {dp_names}); choose PoolConfig.pool_size that does"
         )
     pools = grid.reshape(-1, pool_size * cp_size)
+    # [[0 1 4 5] [8 9 12 13] ...] has rank 4 at (0, 2): pool 0, worker 2.
     ((pool, worker),) = np.argwhere(pools == dist.get_rank()).tolist()
     return Membership(tuple(map(tuple, pools.tolist())), pool, worker, cp_size)
 
@@ -109,6 +110,7 @@ def make_groups(
     alone = sum(map(len, membership.pools)) < dist.get_world_size()
     if alone:
         _check_equal_history(membership.ranks)
+    # All ranks make the groups of all pools; members alone make theirs without the others.
     pools = (membership.ranks,) if alone else membership.pools
 
     def group(backend: str | None) -> dist.ProcessGroup:

@@ -35,6 +35,7 @@ def default_store() -> dist.distributed_c10d.Store:
 
 def group_count() -> int:
     """Number of process groups that this rank has made so far and not destroyed."""
+    # torch names a group by this count, so ranks have to agree on it.
     return len(dist.distributed_c10d._world.pg_names)
 
 

@@ -102,6 +102,7 @@ class Operand:
     def __getitem__(self, buffer: int) -> Tensor:
         if buffer == LOCAL:
             return self.local
+        # Starts (0, 5, 8): chunk 1 has rows [5, 8).
         start, stop = self.starts[buffer : buffer + 2]
         return piece(self.flat, start * self.heads * self.dim, (stop - start, self.heads, self.dim))
 
