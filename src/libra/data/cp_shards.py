@@ -8,14 +8,13 @@ zigzag,     CP 2     0 0 1 1 1 1 0 0        (a head and a tail piece each: equal
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from libra.config import ShardLayout
-from libra.data.lengths import check_cu_seqlens
-
-IntArray = NDArray[np.int64]
+from libra.config import ShardLayout, check_choice
+from libra.data.lengths import IntArray, check_cu_seqlens
 
 IGNORED_LABEL = -100
 """The target that cross-entropy losses skip."""
@@ -45,12 +44,10 @@ def shard_map(tokens: int, cp_size: int, layout: ShardLayout = "contiguous") -> 
     """
     if tokens < 1 or cp_size < 1:
         raise ValueError(f"a pack of {tokens} tokens over CP {cp_size}: both must be >= 1")
-    if layout == "contiguous":
-        holder = np.arange(cp_size)
-    elif layout == "zigzag":
-        holder = np.concatenate([np.arange(cp_size), np.arange(cp_size)[::-1]])
-    else:
-        raise ValueError(f"shard layout {layout!r} is unknown; choose 'contiguous' or 'zigzag'")
+    check_choice("layout", layout, get_args(ShardLayout))
+    holder = np.arange(cp_size)
+    if layout == "zigzag":
+        holder = np.append(holder, holder[::-1])
     # Step 1: pieces, one for each entry of `holder`; the first ones get the tokens left over.
     # Ten tokens over CP 2, zigzag: holder 0 1 1 0, lengths 3 3 2 2, stop 3 6 8 10.
     size, longer = divmod(tokens, len(holder))
@@ -82,7 +79,7 @@ def local_positions(
     mine = np.flatnonzero(shards.rank == cp_rank)
     mine = mine[np.argsort(shards.local[mine])]
     runs = [np.arange(shards.start[i], shards.stop[i]) for i in mine]
-    return np.concatenate(runs) if runs else np.empty(0, dtype=np.int64)
+    return np.concatenate([np.empty(0, dtype=np.int64), *runs])
 
 
 def local_labels(

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from libra.config import check_choice, check_count
-from libra.data.lengths import check_lengths, segment_workloads
+from libra.data.lengths import IntArray, check_lengths, segment_workloads
 
-IntArray = NDArray[np.int64]
 LongerCut = Literal["refuse", "drop", "cut"]
 LongerWhole = Literal["refuse", "drop"]
 

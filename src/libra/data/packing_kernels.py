@@ -8,7 +8,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+from libra.data.lengths import IntArray
+
 Flags = NDArray[np.bool_]
 
 # A waiting sample is one integer, its key: the length in the upper 32 bits, and below them a

@@ -23,12 +23,11 @@ import heapq
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from libra.config import check_choice, check_count
-from libra.data.lengths import Loads, check_workloads
+from libra.data.lengths import IntArray, Loads, check_workloads
 
-IntArray = NDArray[np.int64]
 PackPlacement = Literal["vrsp", "contiguous"]
 PoolOrder = Literal["grouped", "uniform", "index"]
 
@@ -170,11 +169,7 @@ def pool_loads(workloads: ArrayLike, pools: IntArray) -> Loads:
     `pools` [pools, P] holds indices into `workloads`, as from `place_packs`.
     """
     weights = check_workloads(workloads)
-    if weights.dtype == np.int64 and int(weights.max()) * pools.shape[1] > np.iinfo(np.int64).max:
-        raise ValueError(
-            f"workloads of up to {weights.max()} in pools of {pools.shape[1]}: a pool's load may "
-            "pass 2^63 - 1; pass them as floats"
-        )
+    _check_sum(weights, pools.shape[1])
     loads: Loads = weights[pools].sum(axis=1)
     return loads
 
@@ -205,11 +200,7 @@ def bound(workloads: ArrayLike, pool_size: int) -> int | float:
     """
     weights = check_workloads(workloads)
     pools = check_pool_size(len(weights), pool_size)
-    if weights.dtype == np.int64 and int(weights.max()) * len(weights) > np.iinfo(np.int64).max:
-        raise ValueError(
-            f"{len(weights)} workloads of up to {weights.max()}: their sum may pass 2^63 - 1; "
-            "pass them as floats"
-        )
+    _check_sum(weights, len(weights))
     # Step 1: sums of the j lightest and of the j heaviest packs, for j = 0 .. GBS.
     ascending = np.sort(weights)
     lightest = np.append(np.zeros(1, weights.dtype), np.cumsum(ascending))
@@ -248,6 +239,13 @@ def check_pool_size(packs: int, pool_size: int) -> int:
             f"pool_size={pool_size}; choose a pool_size that divides it"
         )
     return packs // pool_size
+
+
+def _check_sum(weights: Loads, count: int) -> None:
+    """ValueError where the sum of that many of the workloads may pass the largest int64."""
+    if weights.dtype == np.int64 and int(weights.max()) * count > np.iinfo(np.int64).max:
+        problem = f"{count} workloads of up to {weights.max()}: their sum may pass 2^63 - 1"
+        raise ValueError(f"{problem}; pass them as floats")
 
 
 def _check_pools(packs: int, pools: ArrayLike) -> IntArray:

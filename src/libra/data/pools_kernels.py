@@ -8,7 +8,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+from libra.data.lengths import IntArray
 
 
 @numba.njit(cache=True)
@@ -95,16 +95,11 @@ def _best_swap(
                 if surplus > gap - surplus:
                     break
                 below += 1
-            if below > 0:
-                surplus = weight - weights[k, below - 1]
-                if surplus > 0 and loads[heavy] - surplus < best:
-                    best = loads[heavy] - surplus
-                    other, mine, theirs = k, place, below - 1
-            if below < weights.shape[1]:
-                surplus = weight - weights[k, below]
-                if surplus < gap and loads[k] + surplus < best:
-                    best = loads[k] + surplus
-                    other, mine, theirs = k, place, below
+            for partner in range(max(0, below - 1), min(below + 1, weights.shape[1])):
+                surplus = weight - weights[k, partner]
+                heavier = loads[heavy] - surplus if partner < below else loads[k] + surplus
+                if 0 < surplus < gap and heavier < best:
+                    best, other, mine, theirs = heavier, k, place, partner
     return other, mine, theirs
 
 

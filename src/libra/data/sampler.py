@@ -20,14 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from libra.config import check_choice, check_count
-from libra.data.lengths import workloads
+from libra.data.lengths import IntArray, workloads
 from libra.data.packing import Packs
 from libra.data.pools import PackPlacement, PoolOrder, make_pools
-
-IntArray = NDArray[np.int64]
 
 _STEP_SETTINGS: Final = ("global_batch", "seed", "shuffle", "drop_last", "corpus")
 """Settings that decide which packs each optimizer step holds."""
@@ -210,9 +208,8 @@ class PoolSampler:
     def _window(self, order: IntArray, window: int) -> IntArray:
         """One optimizer step, int64 [GA, dp_size]: its pools, row after row."""
         packs = order[window * self.global_batch : (window + 1) * self.global_batch]
-        weights = self._workloads[packs]
         pools = make_pools(
-            weights,
+            self._workloads[packs],
             self.pool_size,
             self.dp_size // self.pool_size,
             placement=self.placement,
@@ -243,27 +240,23 @@ class PoolSampler:
         missing = sorted(set(self.state_dict()) - set(state))
         if missing:
             raise ValueError(f"this is no PoolSampler state: it lacks {', '.join(missing)}")
-        for name in _STEP_SETTINGS:
-            if state[name] != getattr(self, name):
-                raise ValueError(
-                    f"the state was saved with {name}={state[name]!r}, this sampler has "
-                    f"{name}={getattr(self, name)!r}: optimizer steps would not hold the same "
-                    "samples; resume with the same, or start anew"
-                )
         epoch = check_count("epoch of the state", state["epoch"], least=0)
         consumed = check_count("consumed_packs of the state", state["consumed_packs"], least=0)
         done, whole = consumed % self.global_batch, self.windows * self.global_batch
+        again = "steps would not hold the same samples; resume with the same, or start anew"
+        same = dict.fromkeys(_STEP_SETTINGS, ("", again))
+        if done:  # inside an optimizer step its order must stay too
+            where = f" inside an optimizer step ({done} of {self.global_batch} packs done)"
+            order = (*_ORDER_SETTINGS, "dp_size") if self.order == "uniform" else _ORDER_SETTINGS
+            same |= dict.fromkeys(order, (where, "change it only at the end of an optimizer step"))
+        for name, (where, remedy) in same.items():
+            if state[name] != getattr(self, name):
+                raise ValueError(
+                    f"the state was saved with {name}={state[name]!r}{where}, this sampler has "
+                    f"{name}={getattr(self, name)!r}: {remedy}"
+                )
         if consumed > whole:
             raise ValueError(f"the state has consumed_packs={consumed}, but an epoch has {whole}")
-        depends_on_dp = ("dp_size",) if self.order == "uniform" else ()
-        for name in (*_ORDER_SETTINGS, *depends_on_dp):
-            if done and state[name] != getattr(self, name):
-                raise ValueError(
-                    f"the state was saved with {name}={state[name]!r} inside an optimizer step "
-                    f"({done} of {self.global_batch} packs done), this sampler has "
-                    f"{name}={getattr(self, name)!r}; change it only at the end of an optimizer "
-                    "step"
-                )
         if consumed % self.dp_size:
             raise ValueError(
                 f"the state lies {done} packs into an optimizer step, where no step of "

@@ -106,7 +106,7 @@ def test_labels_of_all_ranks_are_the_next_tokens_of_the_pack(
         (0, 2, "contiguous", "pack of 0 tokens over CP 2: both must be >= 1"),
         (8, 0, "contiguous", "pack of 8 tokens over CP 0"),
         (8, -1, "zigzag", "pack of 8 tokens over CP -1"),
-        (8, 2, "ring", "shard layout 'ring' is unknown; choose 'contiguous' or 'zigzag'"),
+        (8, 2, "ring", "layout is 'ring'; choose one of 'contiguous', 'zigzag'"),
     ],
 )
 def test_shards_that_cannot_be_are_refused(
