@@ -69,15 +69,16 @@ def place_surplus(
     # most: of 12 query heads over 3, four columns of 3 read heads 0, 0-1, 1-2 and 2, so it is 2.
     first_head = np.arange(columns) * width
     kv_heads = (first_head + width - 1) // heads.group - first_head // heads.group + 1
+    q_row, o_row = heads.q_bytes(width), heads.o_bytes(width)
     budget = ByteBudget(
         moved=np.zeros((3, workers), dtype=np.int64),
         limits=byte_limits(config, heads, int(geometry.rows.max())),
-        q_row=heads.q_bytes(width),
-        o_row=heads.o_bytes(width),
+        home_row=np.array([q_row, o_row, 0]),
+        taker_row=np.array([o_row, q_row, q_row + o_row]),
         kv_row=heads.kv_bytes(int(kv_heads.max())),
     )
     moved = move_surplus(
-        SampleShards(begin, low, high, worker),
+        SampleShards(begin, held.left, low, high, worker),
         np.lexsort((-(low + high), worker)),  # a worker gives its latest rows first
         columns,
         Loads(load, target, width, row_step(geometry.tokens)),

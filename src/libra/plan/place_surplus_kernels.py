@@ -25,6 +25,7 @@ class SampleShards(NamedTuple):
 
     begin: IntArray
     """First shard of each sample, then their number, [samples + 1]."""
+    sample: IntArray
     low: IntArray
     high: IntArray
     worker: IntArray
@@ -43,16 +44,18 @@ class Loads(NamedTuple):
 
 
 class ByteBudget(NamedTuple):
-    """Bytes that work away from home moves, and the limits on them."""
+    """Bytes that work away from home moves, and the limits on them.  Entries 0, 1 and 2 are the
+    bytes that a worker sends, receives and holds.
+    """
 
     moved: IntArray
-    """Bytes that each worker sends, receives and holds for it, [3, workers]; updated likewise."""
+    """Of each worker, [3, workers]; updated likewise."""
     limits: IntArray
-    """Most bytes of each for a worker, [3]."""
-    q_row: int
-    """Q of one row and column."""
-    o_row: int
-    """Output of one row and column."""
+    """Most for a worker, [3]."""
+    home_row: IntArray
+    """Of the home of a row and column that moves, [3]: it sends Q and receives the output."""
+    taker_row: IntArray
+    """Of the worker that takes it, [3]."""
     kv_row: int
     """K and V of one row and column."""
 
@@ -63,10 +66,10 @@ class Surplus(NamedTuple):
     shards: SampleShards
     loads: Loads
     budget: ByteBudget
-    given: IntArray
-    """Pieces that workers give away, [pieces, 5]: sample, column, first row, one past the last row,
-    shard; the row past the last falls as workers take late rows.
-    """
+    gave: NDArray[np.bool_]
+    """Workers that gave work away, [workers]; they may have room for less than a row step."""
+    taken: list[tuple[int, int, int, int, int]]
+    """Moved pieces: sample, column, first row, one past the last row, taker."""
 
 
 @numba.njit(cache=True)
@@ -100,24 +103,19 @@ def move_surplus(
     gives.  `node` [workers] ascends from 0; with `node_local_first` the workers of a node take each
     other's surplus before those of other nodes do.
     """
-    surplus = Surplus(shards, loads, budget, _give(shards, latest_first, columns, loads))
-    taken = [(0, 0, 0, 0, 0) for _ in range(0)]
+    given = _give(shards, latest_first, columns, loads)
+    gave = np.zeros(len(node), dtype=np.bool_)
+    gave[shards.worker[given[:, 4]]] = True
+    taken = [(0, 0, 0, 0, 0)]  # gives the list its type
+    surplus = Surplus(shards, loads, budget, gave, taken)
     nodes = int(node.max()) + 1
     if node_local_first and 1 < nodes < len(node):
         for only in range(nodes):
-            _hand_out(surplus, taken, node, only, False)
-    _hand_out(surplus, taken, node, -1, False)
-    if (surplus.given[:, 3] > surplus.given[:, 2]).any():
-        _hand_out(surplus, taken, node, -1, True)
-    return _table(taken)
-
-
-@numba.njit(cache=True)
-def _table(rows: list[tuple[int, int, int, int, int]]) -> IntArray:
-    table = np.empty((len(rows), 5), dtype=np.int64)
-    for i in range(len(rows)):
-        table[i, 0], table[i, 1], table[i, 2], table[i, 3], table[i, 4] = rows[i]
-    return table
+            _hand_out(surplus, given, node == only, False)
+    everyone = np.ones(len(node), dtype=np.bool_)
+    _hand_out(surplus, given, everyone, False)
+    _hand_out(surplus, given, everyone, True)
+    return np.array(taken)[1:]
 
 
 @numba.njit(cache=True)
@@ -125,14 +123,12 @@ def _give(shards: SampleShards, latest_first: IntArray, columns: int, loads: Loa
     """Pieces that workers above their target give away: whole columns, then the late rows of one
     more.
 
-    int64 [pieces, 5]: sample, column, first row, one past the last row, shard; ordered.
+    int64 [pieces, 5]: sample, column, first row, one past the last row, shard; ordered.  The row
+    past the last falls as workers take late rows.
     """
-    begin, low, high, worker = shards
+    _, sample, low, high, worker = shards
     load, target, width, step = loads
-    sample = np.empty(len(low), dtype=np.int64)
-    for s in range(len(begin) - 1):
-        sample[begin[s] : begin[s + 1]] = s
-    given = [(0, 0, 0, 0, 0) for _ in range(0)]  # numba infers the type of an empty list so
+    given = [(0, 0, 0, 0, 0)]  # gives the list its type; the least of all
     for i in latest_first:
         home = worker[i]
         surplus = load[home] - target[home]
@@ -152,56 +148,41 @@ def _give(shards: SampleShards, latest_first: IntArray, columns: int, loads: Loa
             given.append((sample[i], whole, row, high[i], i))
             load[home] -= (pairs_below(high[i]) - pairs_below(row)) * width
     given.sort()
-    return _table(given)
+    return np.array(given)[1:]
 
 
 @numba.njit(cache=True)
 def _hand_out(
-    surplus: Surplus,
-    taken: list[tuple[int, int, int, int, int]],
-    node: IntArray,
-    only: int,
-    second_pass: bool,
+    surplus: Surplus, given: IntArray, among: NDArray[np.bool_], second_pass: bool
 ) -> None:
-    """Workers below their target take from the stacks, those with most room first; workers of node
-    `only` take from each other, or -1 for all.
+    """Workers below their target take from the stacks, those with most room first; `among`
+    [workers] are those who take from each other.
 
     In the second pass a taker whose room is less than a stack's next row looks through the others.
     """
-    shards, loads, _, given = surplus
-    load, target = loads.load, loads.target
-    home = shards.worker[given[:, 4]]
-    # Pieces that still have rows to give, as a heap of stacks.
-    pick = [i for i in range(len(given)) if given[i, 3] > given[i, 2]]
-    if only >= 0:
-        pick = [i for i in pick if node[home[i]] == only]
-    heap = _stacks(given, pick)
-
-    # Takers, those with most room first.
-    gave = np.zeros(len(load), dtype=np.bool_)  # these may have room for less than a row step
-    gave[home] = True
-    room = [(0.0, 0) for _ in range(0)]
-    for taker in range(len(load)):
-        if load[taker] < target[taker] and (only < 0 or node[taker] == only):
-            room.append((load[taker] - target[taker], taker))
-    room.sort()
-    for negative, taker in room:
-        _fill(surplus, taken, taker, -negative, gave[taker], heap, pick, second_pass)
+    shards, loads = surplus.shards, surplus.loads
+    picked = np.flatnonzero((given[:, 3] > given[:, 2]) & among[shards.worker[given[:, 4]]])
+    pieces = given[picked]
+    stacks = _stacks(pieces)
+    room = loads.target - loads.load
+    takers = np.flatnonzero((room > 0) & among)
+    for taker in takers[np.argsort(-room[takers], kind="mergesort")]:
+        if len(stacks) == 0:
+            break
+        _fill(surplus, pieces, stacks, taker, room[taker], second_pass)
+    given[picked] = pieces
 
 
 @numba.njit(cache=True)
-def _stacks(given: IntArray, pick: list[int]) -> list[tuple[int, int, int]]:
-    """A heap of (-highest row, first, last): the runs of `pick` with one sample and column."""
-    heap = [(0, 0, 0) for _ in range(0)]
+def _stacks(pieces: IntArray) -> list[tuple[int, int, int]]:
+    """A heap of (-highest row, first, last): runs of pieces with one sample and column."""
+    heap = [(0, 0, 0) for _ in range(0)]  # an empty list of this type
     first = 0
-    for n in range(len(pick)):
-        ends = n + 1 == len(pick)
-        if not ends:
-            here, after = given[pick[n]], given[pick[n + 1]]
-            ends = here[0] != after[0] or here[1] != after[1]
-        if ends:
-            heap.append((-given[pick[n], 3], first, n))
-            first = n + 1
+    for last in range(len(pieces)):
+        here, after = pieces[last], pieces[min(last + 1, len(pieces) - 1)]
+        if last + 1 == len(pieces) or here[0] != after[0] or here[1] != after[1]:
+            heap.append((-pieces[last, 3], first, last))
+            first = last + 1
     heapq.heapify(heap)
     return heap
 
@@ -209,68 +190,51 @@ def _stacks(given: IntArray, pick: list[int]) -> list[tuple[int, int, int]]:
 @numba.njit(cache=True)
 def _fill(
     surplus: Surplus,
-    taken: list[tuple[int, int, int, int, int]],
+    pieces: IntArray,
+    stacks: list[tuple[int, int, int]],
     taker: int,
     room: float,
-    gave: bool,
-    heap: list[tuple[int, int, int]],
-    pick: list[int],
     second_pass: bool,
 ) -> None:
     """One worker takes from the stacks, the highest row first, until it has no room left."""
-    shards, _, budget, given = surplus
     refused = [(0, 0, 0) for _ in range(0)]  # stacks that the limits keep from this taker
-    while len(heap) > 0 and room > 0:
-        top, first, last = heapq.heappop(heap)
-        sample, prefix = given[pick[last], 0], -top
-        if _fetch(sample, prefix, taker, gave, shards, budget, 1):
-            last, room, used = _take(surplus, taken, taker, room, first, last, pick, second_pass)
-            if not used:
-                _fetch(sample, prefix, taker, gave, shards, budget, -1)
+    while len(stacks) > 0 and room > 0:
+        top, first, last = heapq.heappop(stacks)
+        sample, before = pieces[last, 0], len(surplus.taken)
+        if _count_fetch(surplus, sample, -top, taker, 1):
+            last, room = _take(surplus, pieces[first : last + 1], taker, room, second_pass)
+            last += first
+            if len(surplus.taken) == before:
+                _count_fetch(surplus, sample, -top, taker, -1)
         if last >= first:
-            rest = (-given[pick[last], 3], first, last)
+            rest = (-pieces[last, 3], first, last)
             if room > 0:
                 refused.append(rest)
             else:
-                heapq.heappush(heap, rest)
+                heapq.heappush(stacks, rest)
     for stack in refused:
-        heapq.heappush(heap, stack)
+        heapq.heappush(stacks, stack)
 
 
 @numba.njit(cache=True)
 def _take(
-    surplus: Surplus,
-    taken: list[tuple[int, int, int, int, int]],
-    taker: int,
-    room: float,
-    first: int,
-    last: int,
-    pick: list[int],
-    second_pass: bool,
-) -> tuple[int, float, bool]:
+    surplus: Surplus, stack: IntArray, taker: int, room: float, second_pass: bool
+) -> tuple[int, float]:
     """Take late rows of a stack, whose keys one fetched prefix serves; returns (its last piece now,
-    room left, whether any row was taken).
+    room left).
     """
-    shards, loads, budget, given = surplus
-    load, _, width, step = loads
-    moved, limits, q_row, o_row, _ = budget
-    fits, used = True, False
-    while fits and last >= first and room > 0:
-        i = pick[last]
-        from_row, to_row, home = given[i, 2], given[i, 3], shards.worker[given[i, 4]]
+    shards, (load, _, width, step), budget, _, taken = surplus
+    last, fits = len(stack) - 1, True
+    while fits and last >= 0 and room > 0:
+        from_row, to_row = stack[last, 2], stack[last, 3]
+        home = shards.worker[stack[last, 4]]
         # Step 1: the first row to take, as room and limits let it.
         row = from_row
         full = (pairs_below(to_row) - pairs_below(from_row)) * width > room
         if full:
             row = row_below(pairs_below(to_row) - room / width) + 1
-        by_home = to_row - min(
-            (limits[0] - moved[0, home]) // q_row, (limits[1] - moved[1, home]) // o_row
-        )
-        by_taker = to_row - min(
-            (limits[0] - moved[0, taker]) // o_row,
-            (limits[1] - moved[1, taker]) // q_row,
-            (limits[2] - moved[2, taker]) // (q_row + o_row),
-        )
+        by_home = _first_allowed(budget, home, budget.home_row, to_row)
+        by_taker = _first_allowed(budget, taker, budget.taker_row, to_row)
         stuck = by_home > row  # no one can take the rest of this piece
         fits = by_taker <= max(row, by_home)
         row = max(row, by_home, by_taker)
@@ -278,18 +242,14 @@ def _take(
             row = -(-row // step) * step
         # Step 2: move rows [row, to_row), and count them.
         if row < to_row:
-            rows = to_row - row
             work = (pairs_below(to_row) - pairs_below(row)) * width
-            taken.append((given[i, 0], given[i, 1], row, to_row, taker))
-            given[i, 3] = row
+            taken.append((stack[last, 0], stack[last, 1], row, to_row, taker))
+            stack[last, 3] = row
             room -= work
             load[taker] += work
-            moved[0, home] += rows * q_row
-            moved[1, home] += rows * o_row
-            moved[0, taker] += rows * o_row
-            moved[1, taker] += rows * q_row
-            moved[2, taker] += rows * (q_row + o_row)
-            used = True
+            for kind in range(3):
+                budget.moved[kind, home] += (to_row - row) * budget.home_row[kind]
+                budget.moved[kind, taker] += (to_row - row) * budget.taker_row[kind]
         # Step 3: go on to the next piece, to another stack, or end.
         if row <= from_row or (stuck and fits):
             last -= 1
@@ -297,53 +257,55 @@ def _take(
             fits = False
         elif full:
             room = 0.0
-    return last, room, used
+    return last, room
 
 
 @numba.njit(cache=True)
-def _fetch(
-    sample: int,
-    prefix: int,
-    taker: int,
-    gave: bool,
-    shards: SampleShards,
-    budget: ByteBudget,
-    sign: int,
-) -> bool:
+def _first_allowed(budget: ByteBudget, worker: int, row_bytes: IntArray, stop: int) -> int:
+    """First of the rows before `stop` that the limits of a worker let move together."""
+    first = 0
+    for kind in range(3):
+        if row_bytes[kind] > 0:
+            left = budget.limits[kind] - budget.moved[kind, worker]
+            first = max(first, stop - left // row_bytes[kind])
+    return first
+
+
+@numba.njit(cache=True)
+def _count_fetch(surplus: Surplus, sample: int, prefix: int, taker: int, sign: int) -> bool:
     """Count K and V of rows [0, prefix) of one column towards the taker: sign +1 to fetch them
     where the limits let it, -1 to undo that.  Returns whether they fit.
 
     All rows are counted as sent by their holders: a multicast is used only where it lets no worker
     send more than the busiest of these.
     """
-    begin, low, high, worker = shards
-    moved, limits, _, _, kv_row = budget
+    begin, _, low, high, worker = surplus.shards
+    moved, limits, _, _, kv_row = surplus.budget
+    shards = range(begin[sample], begin[sample + 1])
     # Fetched rows start where the rows that the taker has anyway end.
     held, own = 0, 0  # rows that the taker has anyway, for rows of its own
-    for i in range(begin[sample], begin[sample + 1]):
-        if worker[i] == taker and not gave:  # who gave may not need the column itself
+    for i in shards:
+        if worker[i] == taker and not surplus.gave[taker]:  # who gave may not need the column
             held = high[i]
             own += high[i] - low[i]
     if prefix <= held:
         return True
-    arriving = 0
-    for i in range(begin[sample], begin[sample + 1]):
-        if worker[i] == taker:
-            continue
-        leaving = max(0, min(high[i], prefix) - max(low[i], held)) * kv_row
-        arriving += leaving
-        if sign > 0 and leaving > 0 and moved[0, worker[i]] + leaving > limits[0]:
-            return False
     # All rows in one buffer, own ones too, in place of a buffer for rows of its own.
     kept = (prefix - (held if own < held else 0)) * kv_row
-    if sign > 0 and moved[1, taker] + arriving > limits[1]:
-        return False
     if sign > 0 and moved[2, taker] + kept > limits[2]:
         return False
-    for i in range(begin[sample], begin[sample + 1]):
+    arriving = 0
+    for i in shards:
+        leaving = (min(high[i], prefix) - max(low[i], held)) * kv_row
+        if worker[i] != taker and leaving > 0:
+            if sign > 0 and moved[0, worker[i]] + leaving > limits[0]:
+                return False
+            arriving += leaving
+    if sign > 0 and moved[1, taker] + arriving > limits[1]:
+        return False
+    for i in shards:
         if worker[i] != taker:
-            leaving = max(0, min(high[i], prefix) - max(low[i], held)) * kv_row
-            moved[0, worker[i]] += sign * leaving
+            moved[0, worker[i]] += sign * max(0, min(high[i], prefix) - max(low[i], held)) * kv_row
     moved[1, taker] += sign * arriving
     moved[2, taker] += sign * kept
     return True
