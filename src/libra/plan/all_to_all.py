@@ -14,13 +14,12 @@ Both sides order rows by (tile or fetch, head group, position), so no index trav
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from libra.data.lengths import IntArray
-from libra.plan.geometry import spread
+from libra.plan.geometry import Columns, scatter_add, spread
 from libra.plan.pool_plan import PoolPlan
 
 
@@ -60,30 +59,33 @@ class KVBuffer:
     """Buffer row of each arriving, then own row, [rows]; None if they arrive in buffer order."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Runs(Columns):
+    """Runs of rows that travel, [runs]."""
+
+    source: IntArray
+    destination: IntArray
+    first_row: IntArray
+    """First row at the source."""
+    length: IntArray
+
+
 def q_all_to_alls(plan: PoolPlan, worker: int) -> tuple[AllToAll, ...]:
     """Q of moved tiles to the workers that compute them, for each chunk."""
     head_groups, per_chunk = plan.head_groups, plan.head_groups.per_chunk
-    home, length = plan.tile_home, plan.tile_rows
-    local = np.repeat(plan.geometry.block_local, head_groups.shards)
-    away = (home != plan.assignment) & (length > 0)
-
-    # Both sides order tiles by the other worker, then by tile ID.
-    sent = np.flatnonzero(away & (home == worker))
-    sent = sent[np.argsort(plan.assignment[sent], kind="stable")]
-    got = np.flatnonzero(away & (plan.assignment == worker))
-    send_splits = _rows_by_worker(plan.assignment[sent], length[sent] * per_chunk, plan.workers)
-    recv_splits = _rows_by_worker(home[got], length[got] * per_chunk, plan.workers)
-    # Rows of chunk 0; each further chunk sends the same tokens, `per_chunk` head groups on.
-    head_group = sent % head_groups.shards * head_groups.per_shard
-    first_row = (local[sent] * head_groups.count + head_group)[:, None] + np.arange(per_chunk)
-    index = spread(first_row.ravel(), np.repeat(length[sent], per_chunk), head_groups.count)
+    home, rows = plan.tile_home, plan.tile_rows
+    # A run for each head group of a tile in chunk 0.  Both sides order tiles by the other worker,
+    # then by tile ID.
+    away = np.flatnonzero((home != plan.assignment) & (rows > 0))
+    tile = np.repeat(away, per_chunk)
+    block, shard = np.divmod(tile, head_groups.shards)
+    head_group = shard * head_groups.per_shard + np.tile(np.arange(per_chunk), len(away))
+    first_row = plan.geometry.block_local[block] * head_groups.count + head_group
+    runs = _Runs(home[tile], plan.assignment[tile].astype(np.int64), first_row, rows[tile])
+    chunk_0 = _exchange(runs, worker, plan.workers, head_groups.count)
+    # Each further chunk sends the same tokens, `per_chunk` head groups on.
     return tuple(
-        AllToAll(
-            send_index=index + chunk * per_chunk,
-            send_splits=send_splits,
-            recv_splits=recv_splits,
-            moves=bool(away.any()),
-        )
+        replace(chunk_0, send_index=chunk_0.send_index + chunk * per_chunk)
         for chunk in range(head_groups.chunks)
     )
 
@@ -94,37 +96,35 @@ def kv_all_to_alls(
     """K and V of each chunk: from the workers that hold the rows, from those that pass on rows of
     the first, and the buffers that both fill.
     """
-    runs, kv_count = plan.kv_transfers, plan.head_groups.kv_count
-    remote, passed_on = runs.source != runs.destination, runs.passed_on
-    held_row = runs.source_row * kv_count + runs.kv_head_group  # in the first hop
-    arrived_row = plan.kv_buffer_rows.arrival[runs.via]  # in the second
+    runs, kv_count, workers = plan.kv_transfers, plan.head_groups.kv_count, plan.workers
+    own, passed_on = runs.source == runs.destination, runs.passed_on
+    held_row = runs.source_row * kv_count + runs.kv_head_group
+    first_row = np.where(passed_on, plan.kv_buffer_rows.arrival[runs.via], held_row)
+    rows = _Runs(runs.source, runs.destination, first_row, runs.length)
     kv, kv_multicast, kv_buffers = [], [], []
     for chunk in range(plan.head_groups.chunks):
         now = runs.chunk == chunk
-        kv.append(_kv_hop(plan, worker, now & remote & ~passed_on, held_row, kv_count))
-        kv_multicast.append(_kv_hop(plan, worker, now & passed_on, arrived_row, 1))
+        held, received = rows.take(now & ~own & ~passed_on), rows.take(now & passed_on)
+        kv.append(_exchange(held, worker, workers, kv_count))
+        kv_multicast.append(_exchange(received, worker, workers, 1))
         mine = np.flatnonzero(now & (runs.destination == worker))
-        kv_buffers.append(_kv_buffer(plan, mine, mine[~remote[mine]], held_row))
+        kv_buffers.append(_kv_buffer(plan, mine, rows.take(mine[own[mine]])))
     return tuple(kv), tuple(kv_multicast), tuple(kv_buffers)
 
 
-def _kv_hop(
-    plan: PoolPlan, worker: int, hop: NDArray[np.bool_], first_row: IntArray, step: int
-) -> AllToAll:
-    """The exchange of the runs of one hop, whose rows lie `step` apart from `first_row` on."""
-    runs = plan.kv_transfers
-    sent = np.flatnonzero(hop & (runs.source == worker))  # ordered by destination
-    got = np.flatnonzero(hop & (runs.destination == worker))
-    length = runs.length
+def _exchange(runs: _Runs, worker: int, workers: int, step: int) -> AllToAll:
+    """The exchange of runs whose rows lie `step` apart."""
+    sent, got = runs.take(runs.source == worker), runs.take(runs.destination == worker)
+    sent = sent.take(np.argsort(sent.destination, kind="stable"))
     return AllToAll(
-        send_index=spread(first_row[sent], length[sent], step),
-        send_splits=_rows_by_worker(runs.destination[sent], length[sent], plan.workers),
-        recv_splits=_rows_by_worker(runs.source[got], length[got], plan.workers),
-        moves=bool(hop.any()),
+        send_index=spread(sent.first_row, sent.length, step),
+        send_splits=scatter_add((workers,), sent.destination, sent.length),
+        recv_splits=scatter_add((workers,), got.source, got.length),
+        moves=len(runs.source) > 0,
     )
 
 
-def _kv_buffer(plan: PoolPlan, mine: IntArray, own: IntArray, held_row: IntArray) -> KVBuffer:
+def _kv_buffer(plan: PoolPlan, mine: IntArray, own: _Runs) -> KVBuffer:
     """The buffer that runs `mine` fill; `own` are those of them that the worker holds itself."""
     length, rows = plan.kv_transfers.length, plan.kv_buffer_rows
     # arrival 2 0, buffer 0 3, length 3 2: arriving rows 2 3 4 belong in 0 1 2, and 0 1 in 3 4, so
@@ -136,10 +136,6 @@ def _kv_buffer(plan: PoolPlan, mine: IntArray, own: IntArray, held_row: IntArray
         permutation[spread(arrival, length[mine])] = spread(buffer, length[mine])
     return KVBuffer(
         rows=int(length[mine].sum()),
-        own_index=spread(held_row[own], length[own], plan.head_groups.kv_count),
+        own_index=spread(own.first_row, own.length, plan.head_groups.kv_count),
         permutation=permutation,
     )
-
-
-def _rows_by_worker(worker: NDArray[np.integer], rows: IntArray, workers: int) -> IntArray:
-    return np.bincount(worker, weights=rows, minlength=workers).astype(np.int64)

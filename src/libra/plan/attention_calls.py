@@ -21,13 +21,13 @@ one segment:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from libra.data.lengths import IntArray, causal_pairs
-from libra.plan.geometry import range_starts, spread
+from libra.plan.geometry import Columns, differs, range_starts, run_bounds, spread
 from libra.plan.head_groups import HeadGroups, KVColumns
 from libra.plan.pool_plan import PoolPlan
 
@@ -85,8 +85,8 @@ class AttentionCall:
         return int(pairs.sum()) * self.heads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PoolSegments:
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolSegments(Columns):
     """Kernel segments of several workers, in no particular order; int64 [segments] each."""
 
     worker: IntArray
@@ -113,40 +113,39 @@ class PoolSegments:
         """Query-key pairs times heads."""
         return causal_pairs(self.k_len - self.q_len, self.k_len) * self.heads
 
-    @property
-    def call_columns(self) -> tuple[IntArray, ...]:
-        """What the segments of one kernel call have in common, besides their worker."""
-        return self.chunk, self.q_buffer, self.kv_buffer, self.heads, self.kv_heads
+    def calls(self) -> tuple[PoolSegments, NDArray[np.bool_]]:
+        """The segments call by call, and which of them begin one: a kernel call is a worker's
+        segments of equal buffers and head width, in order of head groups and rows.
+        """
+        call = self.worker, self.chunk, self.q_buffer, self.kv_buffer, self.heads, self.kv_heads
+        order = np.lexsort((self.q_start, self.head_group, *reversed(call)))
+        opens = np.any([differs(column[order]) for column in call], axis=0)
+        return self.take(order), opens
 
 
 def worker_calls(plan: PoolPlan, worker: int) -> tuple[AttentionCall, ...]:
     """One worker's kernel calls in the order in which they run: local ones, then chunk by chunk."""
-    segments, head_groups = pool_segments(plan, worker), plan.head_groups
-    kinds, kind = np.unique(np.stack(segments.call_columns), axis=1, return_inverse=True)
-    kind = kind.ravel()
-    order = np.lexsort((segments.q_start, segments.head_group, kind))
-    ends = np.cumsum(np.bincount(kind))
+    (segments, opens), head_groups = pool_segments(plan, worker).calls(), plan.head_groups
+    # A fetched buffer holds one head group a row, so its only head is number 0.
+    kv_head = head_groups.kv_head_group(segments.head_group) * head_groups.kv_heads
+    kv_head *= segments.kv_buffer == LOCAL
+    q_head = segments.head_group * head_groups.heads * (segments.q_buffer == LOCAL)
     calls = []
-    for (chunk, q_buffer, kv_buffer, heads, kv_heads), rows in zip(
-        kinds.T.tolist(), np.split(order, ends[:-1]), strict=False
-    ):
-        # A fetched buffer holds one head group a row, so its only head is number 0.
-        head_group = segments.head_group[rows]
-        q_head = head_group * head_groups.heads * (q_buffer == LOCAL)
-        kv_head = head_groups.kv_head_group(head_group) * head_groups.kv_heads
+    for first, last in zip(*run_bounds(opens), strict=True):
+        rows = slice(first, last + 1)
         calls.append(
             AttentionCall(
                 q_start=segments.q_start[rows],
                 q_len=segments.q_len[rows],
                 k_start=segments.k_start[rows],
                 k_len=segments.k_len[rows],
-                q_head=q_head,
-                kv_head=kv_head * (kv_buffer == LOCAL),
-                heads=heads,
-                kv_heads=kv_heads,
-                chunk=chunk,
-                q_buffer=q_buffer,
-                kv_buffer=kv_buffer,
+                q_head=q_head[rows],
+                kv_head=kv_head[rows],
+                heads=int(segments.heads[first]),
+                kv_heads=int(segments.kv_heads[first]),
+                chunk=int(segments.chunk[first]),
+                q_buffer=int(segments.q_buffer[first]),
+                kv_buffer=int(segments.kv_buffer[first]),
             )
         )
     return tuple(calls)
@@ -212,7 +211,7 @@ def pool_segments(plan: PoolPlan, worker: int | None = None) -> PoolSegments:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Runs:
+class _Runs(Columns):
     """Rows that continue each other for one head shard; int64 [runs].
 
     A *visit* is a block and a sample that it holds rows of, an entry of `Geometry.block_samples`.
@@ -228,10 +227,6 @@ class _Runs:
     """Whether the worker holds the rows of Q itself."""
     q_row: IntArray
     """First row in the q buffer, of the first head group of a chunk."""
-
-    def take(self, index: IntArray) -> _Runs:
-        """The runs of an index."""
-        return _Runs(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
 def _join_blocks(plan: PoolPlan) -> _Runs:
@@ -252,19 +247,13 @@ def _join_blocks(plan: PoolPlan) -> _Runs:
     into_block = np.tile(visits.start - geometry.block_start[block], shards)
     q_row = into_block + np.where(home, local_row, _fetched_rows(plan)[block].T.ravel())
 
-    # Step 2: whether an entry continues the one before it.
-    start, stop, sample = visits.start[visit], visits.stop[visit], visits.right[visit]
-    continues = np.zeros(len(visit), dtype=np.bool_)
-    continues[1:] = (
-        (worker[1:] == worker[:-1])
-        & (home[1:] == home[:-1])
-        & (home[1:] | (plan.head_groups.per_chunk == 1))
-        & (sample[1:] == sample[:-1])
-        & (start[1:] == stop[:-1])
-        & (q_row[1:] - q_row[:-1] == (stop - start)[:-1])
-    )
-    first = np.flatnonzero(~continues)
-    last = np.append(first[1:], len(visit))[: len(first)] - 1
+    # Step 2: whether an entry opens a run, or continues the one before it.
+    start, stop = visits.start[visit], visits.stop[visit]
+    opens = differs(worker) | differs(home) | differs(visits.right[visit])
+    opens |= (start != np.roll(stop, 1)) | (q_row != np.roll(q_row + stop - start, 1))
+    if plan.head_groups.per_chunk > 1:
+        opens |= ~home
+    first, last = run_bounds(opens)
     return _Runs(
         worker[first], first // max(count, 1), visit[first], visit[last], home[first], q_row[first]
     )
@@ -279,14 +268,8 @@ def _join_head_groups(
     segment, (index of a run that has its rows, first head group, number of head groups).  Head
     groups that would together split a query group stay single.
     """
-    opens = np.ones(len(column), dtype=np.bool_)
-    opens[1:] = (
-        (runs.first[1:] != runs.first[:-1])
-        | (runs.last[1:] != runs.last[:-1])
-        | (column[1:] != column[:-1] + 1)
-    )
-    first = np.flatnonzero(opens)
-    final = np.append(first[1:], len(opens))[: len(first)] - 1
+    opens = differs(runs.first) | differs(runs.last) | (column != np.roll(column, 1) + 1)
+    first, final = run_bounds(opens)
     # A run of columns is one segment if it has whole query groups, or heads of one group: query
     # head i of a segment then reads key/value head i // (heads / kv_heads).
     head_group = columns.head_group[column[first]]

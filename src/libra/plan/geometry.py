@@ -14,8 +14,8 @@ Worker p * CP + c is rank c of the CP group that holds pack p.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,7 +29,16 @@ _LONG_RUN: Final = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Overlaps:
+class Columns:
+    """A table whose fields are its columns, arrays of one length."""
+
+    def take(self, index: IntArray | NDArray[np.bool_]) -> Self:
+        """The rows of an index or of a mask."""
+        return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overlaps(Columns):
     """Where intervals of two kinds overlap, ordered by position."""
 
     left: IntArray
@@ -106,8 +115,6 @@ def pool_geometry(
     offset = np.arange(packs, dtype=np.int64)[:, None] * tokens
     fragment_start, fragment_stop = (shards.start + offset).ravel(), (shards.stop + offset).ravel()
     fragment_worker = (shards.rank + np.arange(packs)[:, None] * cp_size).ravel()
-    rows = np.zeros(packs * cp_size, dtype=np.int64)
-    np.add.at(rows, fragment_worker, fragment_stop - fragment_start)
 
     # Step 2: samples, and which fragments hold them.
     sample_start = np.concatenate([cu[:-1] + p * tokens for p, cu in enumerate(bounds)])
@@ -118,7 +125,7 @@ def pool_geometry(
         tokens=tokens,
         packs=packs,
         cp_size=cp_size,
-        rows=rows,
+        rows=scatter_add((packs * cp_size,), fragment_worker, fragment_stop - fragment_start),
         sample_start=sample_start,
         sample_stop=sample_stop,
         fragment_worker=fragment_worker,
@@ -168,15 +175,13 @@ def with_cuts(geometry: Geometry, cuts: IntArray) -> Geometry:
     block_samples = _overlap(cuts, block_stop, geometry.sample_start, geometry.sample_stop)
     first_query = block_samples.start - geometry.sample_start[block_samples.right]
     pairs = causal_pairs(first_query, first_query + block_samples.stop - block_samples.start)
-    block_pairs = np.zeros(len(cuts), dtype=np.int64)
-    np.add.at(block_pairs, block_samples.left, pairs)
     return replace(
         geometry,
         block_start=cuts,
         block_stop=block_stop,
         block_worker=geometry.fragment_worker[home],
         block_local=geometry.fragment_local[home] + cuts - geometry.fragment_start[home],
-        block_pairs=block_pairs,
+        block_pairs=scatter_add(cuts.shape, block_samples.left, pairs),
         block_samples=block_samples,
     )
 
@@ -224,6 +229,28 @@ def range_starts(length: IntArray, buffer: NDArray[np.integer]) -> IntArray:
     The ranges of one buffer stand side by side:  length 2 3 4 1, buffer 5 5 7 7  ->  0 2 0 4.
     """
     start = np.cumsum(length) - length
-    first = np.flatnonzero(np.diff(buffer, prepend=-1))
-    ranges = np.diff(np.append(first, len(buffer)))
-    return np.asarray(start - np.repeat(start[first], ranges))
+    first, last = run_bounds(differs(buffer))
+    return np.asarray(start - np.repeat(start[first], last - first + 1))
+
+
+def scatter_add(
+    shape: tuple[int, ...], at: NDArray[Any] | tuple[NDArray[Any], ...], values: IntArray
+) -> IntArray:
+    """An array of `shape` that holds the sum of the values at each index, int64."""
+    sums = np.zeros(shape, dtype=np.int64)
+    flat = np.ravel_multi_index(at, shape) if isinstance(at, tuple) else at
+    np.add.at(sums.reshape(-1), flat, values)
+    return sums
+
+
+def differs(column: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each entry differs from the one before it; the first does."""
+    new = np.ones(len(column), dtype=np.bool_)
+    new[1:] = column[1:] != column[:-1]
+    return new
+
+
+def run_bounds(opens: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
+    """First and last entry of each run, where `opens` says which entries begin one."""
+    first = np.flatnonzero(opens)
+    return first, np.append(first, len(opens))[1:] - 1

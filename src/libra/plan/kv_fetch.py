@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.data.lengths import IntArray
-from libra.plan.geometry import Geometry, range_starts, spread
+from libra.plan.geometry import Columns, Geometry, range_starts, scatter_add, spread
 from libra.plan.head_groups import HeadGroups
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KVFetches:
+class KVFetches(Columns):
     """All KV fetches of a pool, ordered by (worker, sample, kv head group); int64 [fetches]."""
 
     worker: IntArray
@@ -103,7 +103,7 @@ def pool_kv_fetches(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KVTransfers:
+class KVTransfers(Columns):
     """Runs of rows of one kv head group, ordered by (chunk, hop, destination, source, sample, kv
     head group, position); int64 [runs].
 
@@ -132,27 +132,16 @@ class KVTransfers:
         """Whether a run travels in the second hop."""
         return self.via >= 0
 
-    def take(self, index: IntArray) -> KVTransfers:
-        """The runs of an index."""
-        return KVTransfers(*(getattr(self, field.name)[index] for field in fields(self)))
-
     def concatenate(self, other: KVTransfers) -> KVTransfers:
         """These runs, then those of another."""
-        return KVTransfers(
-            *(
-                np.concatenate([getattr(self, field.name), getattr(other, field.name)])
-                for field in fields(self)
-            )
-        )
+        names = [field.name for field in fields(self)]
+        return KVTransfers(*(np.append(getattr(self, n), getattr(other, n)) for n in names))
 
     def rows(self, workers: int, chunks: int) -> IntArray:
         """Rows of kv head groups from worker i to j, int64 [2 hops, chunks, workers, workers]."""
-        away = np.flatnonzero(self.source != self.destination)
-        at = self.passed_on[away] * chunks + self.chunk[away]
-        at = (at * workers + self.source[away]) * workers + self.destination[away]
-        sent = np.zeros(2 * chunks * workers**2, dtype=np.int64)
-        np.add.at(sent, at, self.length[away])
-        return sent.reshape(2, chunks, workers, workers)
+        away = self.take(np.flatnonzero(self.source != self.destination))
+        at = (away.passed_on.astype(np.int64), away.chunk, away.source, away.destination)
+        return scatter_add((2, chunks, workers, workers), at, away.length)
 
 
 def kv_transfers(geometry: Geometry, fetches: KVFetches) -> KVTransfers:

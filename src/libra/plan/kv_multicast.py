@@ -24,10 +24,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from libra.data.lengths import IntArray
-from libra.plan.geometry import spread
+from libra.plan.geometry import differs, run_bounds, spread
 from libra.plan.kv_fetch import KVFetches, KVTransfers, in_order
 
 FEWEST_ROWS: Final = 16
@@ -54,7 +53,7 @@ def multicast_runs(
     slices = _cut_slices(groups)
     member = groups.first[slices.group] + _least_busy(groups, slices, workers)
     hop_one = _hop_one(direct, groups, slices, member)
-    hop_two = _hop_two(direct, groups, slices, member, len(hop_one.fetch) - len(member))
+    hop_two = _hop_two(groups, slices, member, len(hop_one.fetch) - len(member))
     return in_order(hop_one.concatenate(hop_two), fetches)
 
 
@@ -74,11 +73,10 @@ def relieves(direct: IntArray, multicast: IntArray, per_node: int) -> bool:
 class _Groups:
     """The runs that leave their node, group by group, longest first; int64."""
 
-    run: IntArray
+    index: IntArray
     """Index of each run, [members]; a *member* is a place in this order."""
-    length: IntArray
-    destination: IntArray
-    chunk: IntArray
+    runs: KVTransfers
+    """The runs in this order."""
     group: IntArray
     """Group of each member."""
     first: IntArray
@@ -114,27 +112,20 @@ def _far_groups(direct: KVTransfers, fetches: KVFetches, workers: int, per_node:
     # By sample, then holder (whose first row is `offset`), then longest first, then destination.
     shorter = direct.destination - direct.length * workers
     far = far[np.lexsort((shorter[far], direct.offset[far], sample[far]))]
-    length = direct.length[far]
-    new_sample = _differs(sample[far])
-    opens = new_sample | _differs(direct.offset[far])
-    first = np.flatnonzero(opens)
-    count = np.diff(np.append(first, len(far)))
+    runs, new_sample = direct.take(far), differs(sample[far])
+    opens = new_sample | differs(runs.offset)
+    first, last = run_bounds(opens)
 
     # The second longest run ends where fewer than two members need the rows.
-    shared = np.zeros(len(first), dtype=np.int64)
-    several = np.flatnonzero(count > 1)
-    shared[several] = length[first[several] + 1]
-    shared[shared < FEWEST_ROWS] = 0
+    shared = np.where(last > first, runs.length[np.minimum(first + 1, last)], 0)
     return _Groups(
-        run=far,
-        length=length,
-        destination=direct.destination[far],
-        chunk=direct.chunk[far],
+        index=far,
+        runs=runs,
         group=np.cumsum(opens) - 1,
         first=first,
-        count=count,
+        count=last - first + 1,
         sample=np.cumsum(new_sample)[first] - 1,
-        shared=shared,
+        shared=np.where(shared < FEWEST_ROWS, 0, shared),
     )
 
 
@@ -152,14 +143,15 @@ def _cut_slices(groups: _Groups) -> _Slices:
     # Step 2: count the members that need a slice.  Lengths fall within a group, so that
     # `group * span - length` rises over all members, and one binary search finds the last of a
     # group that is at least as long as a row.
-    span = int(groups.length.max()) + 1
-    key = groups.group * span - groups.length
+    length = groups.runs.length
+    span = int(length.max()) + 1
+    key = groups.group * span - length
     first = groups.first[group]
     whole = np.searchsorted(key, group * span - high, side="right") - first
     needing = np.searchsorted(key, group * span - low, side="left") - first
 
     # Step 3: rows that the members need, less those of the one that passes them on.
-    below = np.append(0, np.cumsum(groups.length))
+    below = np.append(0, np.cumsum(length))
     in_part = below[first + needing] - below[first + whole] - (needing - whole) * low
     return _Slices(group, low, high, whole, needing, (whole - 1) * (high - low) + in_part)
 
@@ -170,9 +162,9 @@ def _least_busy(groups: _Groups, slices: _Slices, workers: int) -> IntArray:
     """
     chosen = np.zeros(len(slices.group), dtype=np.int64)
     first = groups.first[slices.group]
-    chunks = groups.chunk[first]
+    chunks = groups.runs.chunk[first]
     busy = [[0] * workers for _ in range(1 + int(chunks.max()))]  # rows, by chunk and worker
-    worker = groups.destination.tolist()
+    worker = groups.runs.destination.tolist()
     columns = (first, slices.whole, slices.passed_on, chunks)
     begin, among, rows, chunk = (column.tolist() for column in columns)
     for i in np.argsort(slices.whole, kind="stable").tolist():
@@ -191,51 +183,34 @@ def _hop_one(
     """What leaves the holders: groups without shared rows as before, the last rows of the longest
     run of other groups, and each slice, in this order.
     """
-    multicast = np.repeat(groups.shared > 0, groups.count)
+    multicast = groups.shared > 0
+    ends = multicast & (groups.runs.length[groups.first] > groups.shared)
+    end_run, shared = groups.index[groups.first[ends]], groups.shared[ends]
     stays = np.ones(len(direct.fetch), dtype=np.bool_)
-    stays[groups.run[multicast]] = False
-    ends = np.flatnonzero((groups.shared > 0) & (groups.length[groups.first] > groups.shared))
-    end_run, shared = groups.run[groups.first[ends]], groups.shared[ends]
+    stays[groups.index[np.repeat(multicast, groups.count)]] = False
     kept = np.flatnonzero(stays)
-    return _part(
-        direct,
-        np.concatenate([kept, end_run, groups.run[member]]),
-        np.concatenate([np.zeros(len(kept), dtype=np.int64), shared, slices.low]),
-        np.concatenate(
-            [direct.length[kept], direct.length[end_run] - shared, slices.high - slices.low]
-        ),
-    )
+    run = np.concatenate([kept, end_run, groups.index[member]])
+    low = np.concatenate([np.zeros_like(kept), shared, slices.low])
+    high = np.concatenate([direct.length[kept], direct.length[end_run], slices.high])
+    return _part(direct.take(run), low, high)
 
 
-def _hop_two(
-    direct: KVTransfers, groups: _Groups, slices: _Slices, member: IntArray, first_slice: int
-) -> KVTransfers:
+def _hop_two(groups: _Groups, slices: _Slices, member: IntArray, first_slice: int) -> KVTransfers:
     """What the chosen members pass on; run `first_slice + i` of the first hop brings slice i."""
     index = np.repeat(np.arange(len(slices.group)), slices.needing)
     to = spread(groups.first[slices.group], slices.needing)
     index, to = index[to != member[index]], to[to != member[index]]
-    low = slices.low[index]
-    rows = _part(
-        direct, groups.run[to], low, np.minimum(groups.length[to], slices.high[index]) - low
-    )
+    runs = groups.runs.take(to)
     return replace(
-        rows,
-        source=groups.destination[member[index]],
+        _part(runs, slices.low[index], np.minimum(runs.length, slices.high[index])),
+        source=groups.runs.destination[member[index]],
         source_row=np.full_like(index, -1),
         via=first_slice + index,
     )
 
 
-def _part(direct: KVTransfers, run: IntArray, low: IntArray, length: IntArray) -> KVTransfers:
-    """Rows [low, low + length) of runs."""
-    whole = direct.take(run)
+def _part(runs: KVTransfers, low: IntArray, high: IntArray) -> KVTransfers:
+    """Rows [low, high) of each run."""
     return replace(
-        whole, source_row=whole.source_row + low, length=length, offset=whole.offset + low
+        runs, source_row=runs.source_row + low, length=high - low, offset=runs.offset + low
     )
-
-
-def _differs(column: IntArray) -> NDArray[np.bool_]:
-    """Whether each entry differs from the one before it; the first does."""
-    new = np.ones(len(column), dtype=np.bool_)
-    new[1:] = column[1:] != column[:-1]
-    return new

@@ -13,7 +13,7 @@ contiguous copies of q, k, v and dout that are not contiguous; index maps, which
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -43,10 +43,10 @@ class CallMemory(Generic[Count]):
     """Workspace of the backward in the dtype of the tensors, without what the forward kept."""
     accum_fp32: Count
     """Workspace of the backward for sums, in at least fp32."""
-    cast_scratch: tuple[Count, Count]
-    """The part of it in which gradients from one worker are cast to fp32: where rows are held, and
-    where they are passed on.
-    """
+    holder_scratch: Count
+    """The part of it in which gradients from one worker are cast to fp32 where rows are held."""
+    multicast_scratch: Count
+    """The same where rows are passed on."""
 
     @property
     def fetched(self) -> Count:
@@ -98,23 +98,15 @@ def call_memory(plan: PoolPlan) -> CallMemory[IntArray]:
         forward=forward,
         backward=backward,
         accum_fp32=accum + at_holder + at_multicast,
-        cast_scratch=(at_holder, at_multicast),
+        holder_scratch=at_holder,
+        multicast_scratch=at_multicast,
     )
 
 
 def worker_memory(plan: PoolPlan, worker: int) -> CallMemory[int]:
     """Elements that one worker's calls allocate."""
     pool = call_memory(plan)
-    at_holder, at_multicast = pool.cast_scratch
-    return CallMemory(
-        fetched_q=int(pool.fetched_q[worker]),
-        fetched_kv=int(pool.fetched_kv[worker]),
-        peer_out=int(pool.peer_out[worker]),
-        forward=int(pool.forward[worker]),
-        backward=int(pool.backward[worker]),
-        accum_fp32=int(pool.accum_fp32[worker]),
-        cast_scratch=(int(at_holder[worker]), int(at_multicast[worker])),
-    )
+    return CallMemory(**{each.name: int(getattr(pool, each.name)[worker]) for each in fields(pool)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from libra.config import HeadShape
 from libra.data.lengths import IntArray
-from libra.plan.geometry import Geometry
+from libra.plan.geometry import Geometry, scatter_add
 from libra.plan.head_groups import cut_heads
 
 
@@ -39,30 +39,23 @@ def place_paper(
     last_unit = head_groups.kv_head_group((shard + 1) * head_groups.per_shard - 1)
 
     # Step 3: rows of each sample that each rank of its CP group holds.
-    held = np.zeros((len(geometry.sample_start), geometry.cp_size), dtype=np.int64)
-    shards = geometry.sample_shards
-    np.add.at(
-        held,
-        (shards.left, geometry.fragment_worker[shards.right] % geometry.cp_size),
-        shards.stop - shards.start,
-    )
+    shards, samples = geometry.sample_shards, len(geometry.sample_start)
+    rank = geometry.fragment_worker[shards.right] % geometry.cp_size
+    held = scatter_add((samples, geometry.cp_size), (shards.left, rank), shards.stop - shards.start)
     block_samples = geometry.block_samples
     assignment: NDArray[np.int32] = _greedy(
         order,
         cost,
-        head_shards,
         float(target),
-        geometry.workers,
         geometry.block_worker,
         (geometry.block_stop - geometry.block_start)
         * (heads.q_bytes(width) + heads.o_bytes(width)),
         np.searchsorted(block_samples.left, np.arange(len(cost) + 1)),
         block_samples.right,
-        geometry.sample_stop - geometry.sample_start,
         held,
+        np.zeros((samples, head_groups.kv_count, geometry.workers), dtype=np.bool_),
         first_unit,
         last_unit + 1,
-        head_groups.kv_count,
         heads.kv_bytes(head_groups.kv_heads),
     )
     return assignment
@@ -72,24 +65,22 @@ def place_paper(
 def _greedy(
     order: IntArray,
     cost: IntArray,
-    head_shards: int,
     target: float,
-    workers: int,
     home: IntArray,
     qo_bytes: IntArray,
     visit_offset: IntArray,
     visit_sample: IntArray,
-    sample_length: IntArray,
     held: IntArray,
+    present: NDArray[np.bool_],
     first_unit: IntArray,
     end_unit: IntArray,
-    units: int,
     unit_bytes: int,
 ) -> NDArray[np.int32]:
-    cp_size = held.shape[1]
+    """`present` [samples, units, workers] says which units each worker was given; all False."""
+    cp_size, workers, head_shards = held.shape[1], present.shape[2], len(first_unit)
+    sample_length = held.sum(axis=1)
     assignment = np.empty(len(order), dtype=np.int32)
     load = np.zeros(workers, dtype=np.int64)
-    present = np.zeros((len(sample_length), units, workers), dtype=np.bool_)
     added = np.empty(workers, dtype=np.int64)
     for tile in order:
         block, shard = tile // head_shards, tile % head_shards

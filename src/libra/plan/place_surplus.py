@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from libra.config import HeadShape, PoolConfig
 from libra.data.lengths import IntArray, causal_pairs
-from libra.plan.geometry import Geometry, with_cuts
+from libra.plan.geometry import Geometry, scatter_add, with_cuts
 from libra.plan.place_surplus_kernels import ByteBudget, Loads, SampleShards, move_surplus
 from libra.plan.traffic import byte_limits
 
@@ -60,8 +60,7 @@ def place_surplus(
 
     # Step 2: loads and targets.
     workers, width = geometry.workers, heads.q // columns
-    load = np.zeros(workers, dtype=np.int64)
-    np.add.at(load, worker, causal_pairs(low, high) * heads.q)
+    load = scatter_add((workers,), worker, causal_pairs(low, high) * heads.q)
     share = np.full(workers, 1 / workers) if speeds is None else speeds / speeds.sum()
     target = (1.0 + config.tolerance) * load.sum() * share
 

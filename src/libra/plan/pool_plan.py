@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from libra.config import HeadShape, PoolConfig
 from libra.data.lengths import IntArray
-from libra.plan.geometry import Geometry, pool_geometry, with_cuts
+from libra.plan.geometry import Geometry, pool_geometry, scatter_add, with_cuts
 from libra.plan.head_groups import HeadGroups, cut_heads
 from libra.plan.kv_fetch import (
     KVBufferRows,
@@ -142,11 +142,10 @@ class PoolPlan:
 
     def _moved_rows(self, runs: KVTransfers) -> IntArray:
         workers, chunks = self.workers, self.head_groups.chunks
-        home, rows = self.tile_home, self.tile_rows
+        home, rows = self.tile_home, self.tile_rows * self.head_groups.per_chunk
         away = np.flatnonzero(home != self.assignment)
         # Every chunk moves the same rows of Q, as every tile has the same heads in each chunk.
-        q = np.zeros((workers, workers), dtype=np.int64)
-        np.add.at(q, (home[away], self.assignment[away]), rows[away] * self.head_groups.per_chunk)
+        q = scatter_add((workers, workers), (home[away], self.assignment[away]), rows[away])
         per_chunk = np.broadcast_to(q, (1, chunks, workers, workers))
         return np.concatenate([per_chunk, runs.rows(workers, chunks)])
 
@@ -154,16 +153,13 @@ class PoolPlan:
     def load(self) -> IntArray:
         """Causal query-key pairs times heads of each worker, int64 [workers]."""
         cost = np.repeat(self.geometry.block_pairs * (self.heads.q // self.shards), self.shards)
-        load = np.zeros(self.workers, dtype=np.int64)
-        np.add.at(load, self.assignment, cost)
-        return load
+        return scatter_add((self.workers,), self.assignment, cost)
 
     @property
     def home_load(self) -> IntArray:
         """Load of each worker if nothing moved, int64 [workers]."""
-        load = np.zeros(self.workers, dtype=np.int64)
-        np.add.at(load, self.geometry.block_worker, self.geometry.block_pairs * self.heads.q)
-        return load
+        cost = self.geometry.block_pairs * self.heads.q
+        return scatter_add((self.workers,), self.geometry.block_worker, cost)
 
     @property
     def imbalance(self) -> float:
@@ -183,13 +179,9 @@ class PoolPlan:
     def _traffic(self, moved_rows: IntArray) -> IntArray:
         heads, head_groups = self.heads, self.head_groups
         q, kv, passed_on = moved_rows.sum(axis=1)
-        return np.stack(
-            [
-                q * heads.q_bytes(head_groups.heads),
-                (kv + passed_on) * heads.kv_bytes(head_groups.kv_heads),
-                q.T * heads.o_bytes(head_groups.heads),
-            ]
-        )
+        kv_bytes = (kv + passed_on) * heads.kv_bytes(head_groups.kv_heads)
+        q_row, o_row = heads.q_bytes(head_groups.heads), heads.o_bytes(head_groups.heads)
+        return np.stack([q * q_row, kv_bytes, q.T * o_row])
 
     @property
     def backward_traffic(self) -> IntArray:
@@ -266,10 +258,8 @@ def _pack(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
     magic | version | arrays | item size and length of each | the arrays, one after the other |
     checksum
     """
-    header = [_MAGIC, _VERSION, len(arrays)]
-    for array in arrays:
-        header += [array.itemsize, array.size]
-    body = np.array(header, dtype="<i8").tobytes()
+    shapes = [number for array in arrays for number in (array.itemsize, array.size)]
+    body = np.array([_MAGIC, _VERSION, len(arrays), *shapes], dtype="<i8").tobytes()
     body += b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
     return np.frombuffer(body + _checksum(body), dtype=np.uint8)
 

@@ -16,6 +16,7 @@ import numpy as np
 from libra.config import HeadShape, PoolConfig
 from libra.data.lengths import IntArray
 from libra.plan.attention_calls import LOCAL, PoolSegments, pool_segments
+from libra.plan.geometry import scatter_add
 from libra.plan.pool_plan import PoolPlan
 
 _NO_LIMIT: Final = 2**62
@@ -87,9 +88,10 @@ def pool_traffic(plan: PoolPlan, segments: PoolSegments | None = None) -> PoolTr
         backward_returned[chunk] += kv[buffer].T
 
     # Local pairs in column 0, those of chunk c in column c + 1.
-    pairs = np.zeros((plan.workers, head_groups.chunks + 1), dtype=np.int64)
-    np.add.at(pairs, (segments.worker, segments.chunk - LOCAL), segments.pairs)
+    shape = plan.workers, head_groups.chunks + 1
+    pairs = scatter_add(shape, (segments.worker, segments.chunk - LOCAL), segments.pairs)
     fetched_q, fetched_kv, peer_out = _held_for_others(plan)
+    ordered, opens = segments.calls()
     return PoolTraffic(
         local_pairs=pairs[:, 0].copy(),
         pairs=pairs[:, 1:].copy(),
@@ -104,17 +106,16 @@ def pool_traffic(plan: PoolPlan, segments: PoolSegments | None = None) -> PoolTr
         fetched_kv=fetched_kv,
         peer_out=peer_out,
         segments=np.bincount(segments.worker, minlength=plan.workers),
-        calls=_count_calls(segments, plan.workers),
+        calls=np.bincount(ordered.worker[opens], minlength=plan.workers),
     )
 
 
 def own_kv_rows(plan: PoolPlan) -> IntArray:
     """Rows of each kv buffer that its worker holds itself, int64 [chunks, workers]."""
     runs = plan.kv_transfers
-    own = np.flatnonzero(runs.source == runs.destination)
-    rows = np.zeros((plan.head_groups.chunks, plan.workers), dtype=np.int64)
-    np.add.at(rows, (runs.chunk[own], runs.destination[own]), runs.length[own])
-    return rows
+    own = runs.take(np.flatnonzero(runs.source == runs.destination))
+    shape = plan.head_groups.chunks, plan.workers
+    return scatter_add(shape, (own.chunk, own.destination), own.length)
 
 
 def kv_buffer_sizes(plan: PoolPlan) -> IntArray:
@@ -137,14 +138,6 @@ def _held_for_others(plan: PoolPlan) -> IntArray:
     kv_row = plan.heads.kv_bytes(plan.head_groups.kv_heads)
     kv = kv_buffer_sizes(plan).sum(axis=0) * kv_row
     return np.stack([q.sum(axis=0), kv, o.sum(axis=1)])
-
-
-def _count_calls(segments: PoolSegments, workers: int) -> IntArray:
-    """Kernel calls of each worker: its segments of equal buffers and head width are one."""
-    columns = np.stack([segments.worker, *segments.call_columns])
-    columns = columns[:, np.lexsort(columns)]
-    opens = (np.diff(columns, axis=1, prepend=-2) != 0).any(axis=0)
-    return np.bincount(columns[0][opens], minlength=workers)
 
 
 def byte_limits(config: PoolConfig, heads: HeadShape, rows: int) -> IntArray:

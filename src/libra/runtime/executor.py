@@ -117,7 +117,9 @@ class Executor:
             saved = saved._replace(fetched=space.take(memory.fetched))
         operands = _cut_operands(plan, saved)
         grads = _allocate_grads(plan, accum, space, dout_TNE.contiguous(), saved)
-        scratch = CastScratch(*(accum.take(elements) for elements in memory.cast_scratch))
+        scratch = CastScratch(
+            accum.take(memory.holder_scratch), accum.take(memory.multicast_scratch)
+        )
 
         # Step 2: dispatch all chunks at once: dO, and K, V and Q again where they were not saved.
         exchange = Exchange(plan, self.group, space)

@@ -56,7 +56,8 @@ def counted(rank_plan: RankPlan, heads: HeadShape, *, refetch: bool) -> CallMemo
         forward=forward,
         backward=backward,
         accum_fp32=accum + sum(scratch),
-        cast_scratch=scratch,
+        holder_scratch=scratch[0],
+        multicast_scratch=scratch[1],
     )
 
 
