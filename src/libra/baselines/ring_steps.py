@@ -16,13 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from libra.config import ShardLayout
 from libra.data.cp_shards import ShardMap, shard_map
+from libra.data.lengths import IntArray
 from libra.plan.attention_calls import AttentionCall
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.config import check_count
-from libra.data.lengths import check_lengths
+from libra.data.lengths import IntArray, check_lengths
 from libra.data.packing import Packs
 from libra.data.sampler import PoolSampler
-
-IntArray = NDArray[np.int64]
 
 MOST_TOKENS: Final = 1.5
 """Most tokens of a pack over L, unless another limit is given.  An assumption: the memory that is
@@ -50,47 +48,35 @@ class WlbConfig:
             raise ValueError(f"WlbConfig.linear_tokens is {self.linear_tokens}; it must be >= 0")
 
 
-def repack_by_cost(lengths: IntArray, packs: int, tokens: int, config: WlbConfig) -> list[IntArray]:
-    """Indices of a window's fragments that each of `packs` packs holds; L is `tokens`.
-
-    Raises ValueError as `pack_by_cost` does.
-    """
-    return pack_by_cost(
-        lengths, packs, int(config.most_tokens * tokens), linear_tokens=config.linear_tokens
-    )
-
-
-def pack_by_cost(
-    lengths: IntArray, packs: int, most_tokens: int, *, linear_tokens: float
-) -> list[IntArray]:
-    """Indices into `lengths` that each of `packs` packs holds, longest first.
+def pack_by_cost(lengths: IntArray, packs: int, tokens: int, config: WlbConfig) -> list[IntArray]:
+    """Indices into `lengths` that each of `packs` packs holds, longest first; L is `tokens`.
 
     A sample of l tokens costs l^2 + `linear_tokens` * l: a token's linear layers cost as much as
     that many keys.  Deterministic; O(samples log packs).
 
-    Raises ValueError where a sample has more than `most_tokens` tokens, or where the samples do not
-    fit, which first-fit by cost finds when packs are nearly full: raise `most_tokens`.
+    Raises ValueError where a sample has more tokens than a pack may hold, or where the samples do
+    not fit, which first-fit by cost finds when packs are nearly full: raise `most_tokens`.
     """
     check_count("packs", packs)
-    check_count("most_tokens", most_tokens)
+    most_tokens = int(config.most_tokens * check_count("tokens", tokens))
     checked = check_lengths(lengths)
     order = np.argsort(-checked, kind="stable")
     ranked = checked[order].tolist()
     if ranked and ranked[0] > most_tokens:
         raise ValueError(f"a sample has {ranked[0]} tokens, more than most_tokens={most_tokens}")
     open_packs = [(0.0, pack) for pack in range(packs)]
-    tokens = [0] * packs
+    filled = [0] * packs
     held: list[list[int]] = [[] for _ in range(packs)]
     for sample, length in zip(order.tolist(), ranked, strict=True):
         passed = []  # cheaper packs that lack room for this sample
         while open_packs:
             cost, pack = heapq.heappop(open_packs)
-            if tokens[pack] + length <= most_tokens:
+            if filled[pack] + length <= most_tokens:
                 held[pack].append(sample)
-                tokens[pack] += length
-                heapq.heappush(open_packs, (cost + length * (length + linear_tokens), pack))
+                filled[pack] += length
+                heapq.heappush(open_packs, (cost + length * (length + config.linear_tokens), pack))
                 break
-            if tokens[pack] < most_tokens:
+            if filled[pack] < most_tokens:
                 passed.append((cost, pack))
         else:
             raise ValueError(
@@ -152,9 +138,9 @@ class WlbSampler:
             held = np.concatenate(
                 [np.arange(span.start, span.stop) for span in map(self._packs.pieces_of, window)]
             )
-            lengths = self._packs.lengths[held]
-            repacked = repack_by_cost(lengths, len(window), self._packs.tokens, self._config)
-            for pack in repacked[order.dp_rank :: dp_size]:
+            lengths, tokens = self._packs.lengths[held], self._packs.tokens
+            packs = pack_by_cost(lengths, len(window), tokens, self._config)
+            for pack in packs[order.dp_rank :: dp_size]:
                 yield held[pack]
 
     def cu_seqlens(self, fragments: IntArray) -> NDArray[np.int32]:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from libra.baselines.wlb import WlbConfig, repack_by_cost
+from libra.baselines.wlb import WlbConfig, pack_by_cost
 from libra.config import HeadShape, PoolConfig, check_count
 from libra.corpus import Format, read_lengths
 from libra.corpus.read import STDIN
@@ -119,9 +119,9 @@ class BenchOptions:
 def check_options(options: BenchOptions, world: int) -> None:
     """ValueError for options that no rank of a job of `world` ranks could run."""
     counts = ("tokens", "global_batch", "windows", "cp", "heads", "kv_heads", "head_dim", "layers")
-    for name in (*counts, "seed"):
-        least = 0 if name == "seed" else 1
-        check_count(f"--{name.replace('_', '-')}", getattr(options, name), least=least)
+    for name in counts:
+        check_count(f"--{name.replace('_', '-')}", getattr(options, name))
+    check_count("--seed", options.seed, least=0)
     if not options.scheme:
         raise ValueError("--scheme names no scheme")
     if not 0 < options.timeout < 1e6:
@@ -174,5 +174,5 @@ def read_windows(options: BenchOptions) -> list[Packs]:
         )
     if any(scheme.packing == "by-cost" for scheme in options.schemes):
         for window in windows:
-            repack_by_cost(window.lengths, len(window), window.tokens, options.wlb)
+            pack_by_cost(window.lengths, len(window), window.tokens, options.wlb)
     return windows

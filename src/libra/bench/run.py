@@ -32,8 +32,11 @@ def run_ranks(options: BenchOptions) -> BenchResult | None:
 
     Raises the same ValueError on all ranks.
     """
-    device = _device(options)
-    if device.type == "cuda":
+    device = torch.device("cpu")
+    # `_checked_job` refuses a GPU that is not there, on all ranks together.
+    if options.device != "cpu" and torch.cuda.is_available():
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -50,13 +53,6 @@ def run_ranks(options: BenchOptions) -> BenchResult | None:
 def trace_path(path: Path, rank: int) -> Path:
     """The file of one rank: `trace.json` becomes `trace.rank0.json`."""
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
-
-
-def _device(options: BenchOptions) -> torch.device:
-    """This rank's device.  `_checked_job` refuses a device that is not there, on all ranks together."""
-    if options.device == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 def _checked_job(options: BenchOptions, device: torch.device) -> BenchJob:

@@ -13,13 +13,13 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from libra.baselines.ring import RingMicrobatch, ring_attention
-from libra.baselines.wlb import WlbConfig, repack_by_cost
+from libra.baselines.wlb import WlbConfig, pack_by_cost
 from libra.config import HeadShape, PoolConfig
+from libra.data.lengths import IntArray
 from libra.data.packing import Packs
 from libra.runtime.attention import libra_attention
 from libra.runtime.kernels.interface import Kernel
@@ -27,10 +27,8 @@ from libra.runtime.pool import SequencePool
 from libra.runtime.process_groups import Groups
 from libra.simulate.schemes import Scheme
 
-IntArray = NDArray[np.int64]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """One microbatch of every replica, [DP]."""
 
@@ -57,7 +55,7 @@ def window_steps(
             "global_batch"
         )
     if scheme.packing == "by-cost":
-        packs = repack_by_cost(window.lengths, len(window), window.tokens, wlb)
+        packs = pack_by_cost(window.lengths, len(window), window.tokens, wlb)
         tokens = [int(window.lengths[pack].sum()) for pack in packs]
     else:
         # Row by row of [steps, DP], the packs of one step stand next to each other.
@@ -65,13 +63,8 @@ def window_steps(
         spans = map(window.pieces_of, order)
         packs = [np.arange(span.start, span.stop) for span in spans]
         tokens = [window.tokens] * len(packs)
-    return [
-        Step(
-            fragments=tuple(packs[first : first + dp_size]),
-            tokens=tuple(tokens[first : first + dp_size]),
-        )
-        for first in range(0, len(packs), dp_size)
-    ]
+    steps = [slice(first, first + dp_size) for first in range(0, len(packs), dp_size)]
+    return [Step(tuple(packs[step]), tuple(tokens[step])) for step in steps]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
-from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -18,14 +17,11 @@ from libra.bench.results import BASELINE, PARTS, BenchResult, SchemeResult
 from libra.cli.console import table_console, writing
 from libra.extras import check_installed
 
-_PIPE_COLUMNS: Final = 140
-
 
 def run_bench(options: BenchOptions) -> int:
     """Measure and print; the exit code.  Raises the same ValueError on every rank."""
     check_installed("torch", "the benchmark")
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
-    if missing:
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         raise ValueError(
             "libra bench runs under torchrun: torchrun --standalone --nproc-per-node 2 "
             "-m libra.cli.main bench attention LENGTHS"
@@ -37,7 +33,7 @@ def run_bench(options: BenchOptions) -> int:
     result = run_ranks(options)
     if result is None:
         return 0
-    console = table_console(_PIPE_COLUMNS)
+    console = table_console(140)
     print_result(result, console)
     if options.json is not None:
         text = json.dumps(asdict(result), indent=1, default=str)

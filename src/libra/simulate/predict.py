@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.baselines.wlb import MOST_TOKENS, pack_by_cost
+from libra.baselines.wlb import MOST_TOKENS, WlbConfig, pack_by_cost
 from libra.config import HeadShape, PoolConfig, check_choice, ulysses_baseline
 from libra.cost.attention_time import AttentionCost, AttentionTime
 from libra.cost.kernel_table import DIRECTIONS
@@ -163,8 +163,8 @@ def _repacked_seconds(packs: Packs, setting: Setting) -> WindowSeconds:
     a_pair = whole.mean_compute_seconds / tokens**2
     layer = layer_seconds(setting.model, setting.parallelism, setting.time.cluster)
     a_token = (layer.forward + layer.backward) / tokens
-    most = int(setting.most_tokens * tokens)
-    packed = pack_by_cost(packs.lengths, len(packs), most, linear_tokens=a_token / a_pair)
+    config = WlbConfig(most_tokens=setting.most_tokens, linear_tokens=a_token / a_pair)
+    packed = pack_by_cost(packs.lengths, len(packs), tokens, config)
     # Step 2: each pack padded to a multiple of cp, a pack without samples too.
     lengths = [packs.lengths[pack] for pack in packed]
     ends = np.array([pack.sum() for pack in lengths])

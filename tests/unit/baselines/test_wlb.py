@@ -19,7 +19,8 @@ BATCH, DP = 8, 4
 def packed_lengths(
     lengths: list[int], packs: int, most: int, linear_tokens: float = 0.0
 ) -> list[list[int]]:
-    held = pack_by_cost(np.array(lengths), packs, most, linear_tokens=linear_tokens)
+    config = WlbConfig(most_tokens=1.0, linear_tokens=linear_tokens)
+    held = pack_by_cost(np.array(lengths), packs, most, config)
     return [np.array(lengths)[pack].tolist() for pack in held]
 
 
@@ -51,7 +52,7 @@ def test_packing_by_cost_puts_short_samples_where_no_long_one_is() -> None:
 )
 def test_packing_by_cost_refuses_what_does_not_fit(lengths: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        pack_by_cost(np.array(lengths), 2, 10, linear_tokens=1.0)
+        pack_by_cost(np.array(lengths), 2, 8, WlbConfig(most_tokens=1.25, linear_tokens=1.0))
 
 
 def samplers(config: WlbConfig | None = None) -> list[WlbSampler]:

@@ -24,12 +24,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from libra.data.lengths import IntArray
 from libra.plan.attention_calls import AttentionCall
 from libra.runtime.kernels.interface import Prepared, check_call
 
-IntArray = NDArray[np.int64]
 Tensor = torch.Tensor
 
 
