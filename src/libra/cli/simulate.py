@@ -32,9 +32,8 @@ from libra.cost.published import cluster_table
 from libra.extras import check_installed
 from libra.simulate.predict import Setting
 from libra.simulate.replay import check_candidates
-from libra.simulate.replay_window import Candidate
 from libra.simulate.report import PACKAGES
-from libra.simulate.results import Study, study_json
+from libra.simulate.results import Candidate, Study, study_json
 from libra.simulate.study import StudyConfig, StudyOptions, run_study
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]

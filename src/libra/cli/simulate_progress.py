@@ -6,30 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
-from libra.simulate.compare import Progress as ShowProgress
+from libra.simulate.compare import Progress
 
 
 @contextmanager
-def stage_progress(console: Console) -> Iterator[ShowProgress]:
+def stage_progress(console: Console) -> Iterator[Progress]:
     """Bars on stderr, as wide as `console`; gone at the end."""
-    bars = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description:<22}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+    bars = progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description:<22}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
         console=Console(stderr=True, width=console.width),
         transient=True,
     )
@@ -37,7 +29,7 @@ def stage_progress(console: Console) -> Iterator[ShowProgress]:
         yield partial(_show, bars)
 
 
-def _show(bars: Progress, stage: str, done: int, total: int | None) -> None:
+def _show(bars: progress.Progress, stage: str, done: int, total: int | None) -> None:
     """Move the bar of a stage, which appears with its first call."""
     task = next((task.id for task in bars.tasks if task.description == stage), None)
     if task is None:

@@ -187,7 +187,7 @@ def tradeoff_figure(study: Study) -> Figure:
     headings = ("candidate", "traffic of a pool", "imbalance", "step", "memory")
     rows = tuple(
         (
-            row.name + (" (recommended)" if i == best else ""),
+            f"{row} (recommended)" if i == best else str(row),
             gigabytes(row.gigabytes),
             *(percent(heights[i]), seconds(row.step_seconds)),
             "fits" if row.fits else "over the cap",

@@ -62,8 +62,8 @@ def scheme_results(
     """
     results: list[SchemeResult] = []
     for key, windows in schemes.items():
-        parts = np.array([_step_parts(figures, setting) for figures in windows])
-        step, attention, computed, worst, mean = parts.mean(axis=0).tolist()
+        parts = np.mean([_step_parts(each, setting) for each in windows], axis=0)
+        step, attention, computed, worst, mean = parts.tolist()
         results.append(
             SchemeResult(
                 key=key,
@@ -80,33 +80,26 @@ def scheme_results(
     return tuple(results)
 
 
-def _step_parts(
-    figures: WindowSeconds, setting: Setting
-) -> tuple[float, float, float, float, float]:
+def _step_parts(figures: WindowSeconds, setting: Setting) -> tuple[float, ...]:
     """Seconds of one window: its step, the attention of its slowest replica, the part of that
     which is computed, and one layer's attention at the slowest and at the mean index.
     """
     spread = setting.parallelism
     # Step 1: attention of every replica and index in one layer, [GA, DP].
-    layers = spread.chunk_layers(setting.model) * spread.virtual_stages
-    forward = figures.replicas(figures.forward, spread)
-    backward = figures.replicas(figures.backward, spread)
-    computed = figures.replicas(figures.compute, spread)
+    forward, backward, computed = (
+        figures.replicas(each, spread)
+        for each in (figures.forward, figures.backward, figures.compute)
+    )
     once = forward + backward
     # Step 2: the replica with the most attention, recomputed forwards included.
-    again = forward if spread.recompute == "full" else 0.0
-    spent = (once + again).sum(axis=0)
+    spent = (once + (forward if spread.recompute == "full" else 0.0)).sum(axis=0)
     slowest = int(spent.argmax())
-    attention = layers * float(spent[slowest])
-    share = float(computed.sum(axis=0)[slowest] / once.sum(axis=0)[slowest])
+    share = computed.sum(axis=0)[slowest] / once.sum(axis=0)[slowest]
+    # Step 3: all layers of a rank.
+    attention = spread.chunk_layers(setting.model) * spread.virtual_stages * spent[slowest]
     indices = once.max(axis=1)
-    return (
-        figures.step(setting).seconds,
-        attention,
-        attention * share,
-        float(indices.max()),
-        float(indices.mean()),
-    )
+    step = figures.step(setting).seconds
+    return step, attention, attention * share, indices.max(), indices.mean()
 
 
 def worker_loads(packs: Packs, setting: Setting) -> WorkerLoads:

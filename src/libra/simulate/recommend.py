@@ -57,11 +57,11 @@ def recommend(
     behind = [candidates[i].step_seconds / best.step_seconds - 1 for i in ranked]
     if best.fits:
         text = (
-            f"Take {best.name}: a step of {best.step_seconds:.2f} s, "
+            f"Take {best}: a step of {best.step_seconds:.2f} s, "
             f"{best.tokens_per_second:,.0f} tokens/s"
         )
         if sum(each.fits for each in candidates) > 1:
-            text += f"; next is {candidates[ranked[1]].name}, {_trail(behind[1])}"
+            text += f"; next is {candidates[ranked[1]]}, {_trail(behind[1])}"
         text += "."
     else:
         least = min(each.memory_gigabytes for each in candidates)

@@ -30,13 +30,8 @@ from libra.plan.place_ulysses import check_ulysses
 from libra.plan.plan_pool import head_shards
 from libra.simulate.journal import Journal
 from libra.simulate.predict import Setting
-from libra.simulate.replay_window import (
-    LIBRA,
-    Candidate,
-    WindowReplay,
-    WindowTask,
-    replay_window,
-)
+from libra.simulate.replay_window import LIBRA, WindowReplay, WindowTask, replay_window
+from libra.simulate.results import Candidate
 from libra.simulate.sample import Estimate, WindowSample, estimate
 
 _WAITING: Final = 4

@@ -22,7 +22,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.config import PoolConfig
 from libra.cost.attention_time import AttentionCost
 from libra.data.lengths import causal_pairs
 from libra.data.packing import Packs
@@ -30,33 +29,13 @@ from libra.data.pools import contiguous_pools, distance_to_bound, imbalance, poo
 from libra.plan.pool_plan import PoolPlan
 from libra.simulate.pooling import heaviest_pack
 from libra.simulate.predict import Setting, WindowSeconds
+from libra.simulate.results import Candidate
 from libra.simulate.schemes import SCHEMES
 
 FloatArray = NDArray[np.float64]
 
 LIBRA: Final = SCHEMES["libra"]
 """Groups the packs of a window into pools."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One choice of the settings that a replay compares."""
-
-    pool_size: int
-    """P: data-parallel replicas of a pool."""
-    block_size: int
-    """B: most query tokens of a tile."""
-    head_shards: int
-    """H: head shards of a block."""
-
-    def __str__(self) -> str:
-        return f"P={self.pool_size} B={self.block_size} H={self.head_shards}"
-
-    def config(self, shared: PoolConfig) -> PoolConfig:
-        """The whole configuration, where `shared` has the other settings."""
-        return shared.replace(
-            pool_size=self.pool_size, block_size=self.block_size, head_shards=self.head_shards
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from libra.config import Placement
+from libra.config import Placement, PoolConfig
 from libra.cost.hardware import Cluster
 from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
@@ -146,20 +146,35 @@ class PoolingPoint:
     """Least imbalance that any grouping of whole packs could reach."""
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One choice of the settings that a replay compares."""
+
+    pool_size: int
+    """P: data-parallel replicas of a pool."""
+    block_size: int
+    """B: most query tokens of a tile."""
+    head_shards: int
+    """H: head shards of a block."""
+
+    def __str__(self) -> str:
+        return f"P={self.pool_size} B={self.block_size} H={self.head_shards}"
+
+    def config(self, shared: PoolConfig) -> PoolConfig:
+        """The whole configuration, where `shared` has the other settings."""
+        return shared.replace(
+            pool_size=self.pool_size, block_size=self.block_size, head_shards=self.head_shards
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CandidateResult:
+class CandidateResult(Candidate):
     """One candidate (P, B, H) on the replayed windows.
 
     Bytes are of one pool and one layer's forward; a mean is over windows and pools, "worst" the
     largest value seen in any pool.
     """
 
-    pool_size: int
-    """P: replicas of a pool."""
-    block_size: int
-    """B: most query tokens of a tile."""
-    head_shards: int
-    """H: head shards of a block."""
     before: float
     """Imbalance between pools grouped in sampler order, mean."""
     after: float
@@ -202,11 +217,6 @@ class CandidateResult:
     """Every figure of the replay by its name: fields of `WindowReplay`, `PoolReplay` and
     `AttentionCost`.
     """
-
-    @property
-    def name(self) -> str:
-        """The candidate in short, such as `P=8 B=4096 H=1`."""
-        return f"P={self.pool_size} B={self.block_size} H={self.head_shards}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,11 +34,6 @@ class WindowSample:
     sizes: IntArray
     """Windows of the corpus in each stratum, [strata]."""
 
-    @property
-    def corpus_windows(self) -> int:
-        """Windows of the corpus."""
-        return int(self.sizes.sum())
-
 
 def every_window(count: int) -> WindowSample:
     """All of `count` windows: estimates are then the corpus's own means."""
@@ -49,16 +44,13 @@ def every_window(count: int) -> WindowSample:
     )
 
 
-def sample_windows(
-    skew: ArrayLike, count: int, *, strata: int | None = None, seed: int = 0
-) -> WindowSample:
+def sample_windows(skew: ArrayLike, count: int, *, seed: int = 0) -> WindowSample:
     """Choose `count` windows at random, equally many in every stratum of `skew` [windows], finite.
 
-    `strata` None makes one for each four windows chosen, at most 16; a stratum needs two windows
-    for its variance.  All windows where `count` reaches them.  Same seed, same windows.
+    There is a stratum for each four windows chosen, at most 16: a stratum needs two windows for its
+    variance.  All windows where `count` reaches them.  Same seed, same windows.
 
-    Raises ValueError for skews that are not finite, fewer than 2 windows, and strata that leave one
-    with fewer than 2.
+    Raises ValueError for skews that are not finite, and fewer than 2 windows.
     """
     values = np.asarray(skew, dtype=np.float64)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
@@ -66,19 +58,14 @@ def sample_windows(
     if check_count("count", count) >= len(values):
         return every_window(len(values))
     check_count("count", count, least=2)
-    wanted = min(16, max(1, count // 4)) if strata is None else check_count("strata", strata)
-    if 2 * wanted > count:
-        raise ValueError(
-            f"{count} windows in strata={wanted}: each stratum needs two; choose fewer strata or "
-            "more windows"
-        )
+    strata = min(16, max(1, count // 4))
     source = np.random.default_rng(check_count("seed", seed, least=0))
     # Step 1: cut the windows, sorted by skew, into strata, and `count` into their shares.
-    groups = np.array_split(np.argsort(values, kind="stable"), wanted)
-    shares = [len(part) for part in np.array_split(np.arange(count), wanted)]
+    groups = np.array_split(np.argsort(values, kind="stable"), strata)
+    shares = [len(part) for part in np.array_split(np.arange(count), strata)]
     # Step 2: draw the share of each stratum.
     drawn = [source.permutation(part)[:n] for part, n in zip(groups, shares, strict=True)]
-    windows, stratum = np.concatenate(drawn), np.repeat(np.arange(wanted), shares)
+    windows, stratum = np.concatenate(drawn), np.repeat(np.arange(strata), shares)
     order = np.argsort(windows)
     return WindowSample(
         windows=windows[order],
@@ -107,7 +94,7 @@ def estimate(values: FloatArray, sample: WindowSample) -> Estimate:
     t with the degrees of freedom that all strata have together.
     """
     # Step 1: the mean of each stratum, weighted by its windows in the corpus.
-    weight = sample.sizes / sample.corpus_windows
+    weight = sample.sizes / sample.sizes.sum()
     seen = np.bincount(sample.stratum, minlength=len(weight))
     means = np.bincount(sample.stratum, weights=values, minlength=len(weight)) / seen
     mean = float(weight @ means)

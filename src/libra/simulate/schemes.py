@@ -18,7 +18,7 @@ with computation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
@@ -95,30 +95,20 @@ class Scheme:
         return pool if self.overlap else pool.replace(chunks=1)
 
 
+_TAP: Final = Scheme(key="tap", label="TAP", pool="bounded", placement="tiles")
 _TABLE: Final = (
     Scheme(key="ulysses", label="Ulysses", placement="ulysses"),
     Scheme(key="ring", label="ring, zigzag", placement="ring"),
     Scheme(key="wlb", label="WLB-LLM style packing", packing="by-cost", placement="ulysses"),
     Scheme(
-        key="cluster",
-        label="cluster-wide pool",
-        pool="cluster",
-        placement="tiles",
-        overlap=True,
+        key="cluster", label="cluster-wide pool", pool="cluster", placement="tiles", overlap=True
     ),
-    Scheme(key="tap", label="TAP", pool="bounded", placement="tiles"),
-    Scheme(
-        key="tap_vrsp",
-        label="TAP + VRSP",
-        pool="bounded",
-        placement="tiles",
-        pack_placement="vrsp",
-    ),
-    Scheme(
+    _TAP,
+    replace(_TAP, key="tap_vrsp", label="TAP + VRSP", pack_placement="vrsp"),
+    replace(
+        _TAP,
         key="libra",
         label="Libra",
-        pool="bounded",
-        placement="tiles",
         pack_placement="vrsp",
         refine=True,
         order="grouped",

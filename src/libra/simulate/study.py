@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +36,7 @@ from libra.simulate.pooling import pooling_points, summarise_packs
 from libra.simulate.predict import Setting
 from libra.simulate.recommend import find_warnings, rank_candidates, recommend
 from libra.simulate.replay import CandidateReplay, replay
-from libra.simulate.replay_window import Candidate
-from libra.simulate.results import CandidateResult, CorpusSummary, Settings, Study
+from libra.simulate.results import Candidate, CandidateResult, CorpusSummary, Settings, Study
 from libra.simulate.sample import WindowSample, estimate, sample_windows
 from libra.simulate.scaling import scale_replicas
 from libra.simulate.stream_packing import Packing
@@ -266,9 +265,7 @@ def _candidate_result(
     fits = memory <= config.cap
     giga = 1e9
     return CandidateResult(
-        pool_size=candidate.pool_size,
-        block_size=candidate.block_size,
-        head_shards=candidate.head_shards,
+        **asdict(candidate),
         before=estimates["pools_before"].mean,
         after=estimates["pools_after"].mean,
         intra_mean=estimates["workers_after"].mean,

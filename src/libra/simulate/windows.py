@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Final, get_args
 
@@ -51,50 +52,46 @@ def bin_edges() -> IntArray:
     return edges
 
 
+@dataclass(kw_only=True, eq=False)
 class WindowReader:
     """Windows of a corpus, read once: iterating gives `Packs` of exactly `packs` packs each.
 
     They are the packs of `pack_sequential` or `pack_best_fit` over the whole corpus, in order, and
     `samples` are indices in the corpus.  Memory holds a chunk, a window and best fit's buffer.
+
+    Raises ValueError for bad arguments; iterating raises it for bad lengths, and for a corpus that
+    fills no window.
     """
 
-    def __init__(
-        self,
-        chunks: Iterable[ArrayLike],
-        *,
-        tokens: int,
-        packs: int,
-        packing: Packing = "sequential",
-        longer: LongerCut = "drop",
-        buffer: int | None = None,
-    ) -> None:
-        """`chunks` gives integer lengths in tokens; where they are parted changes nothing.
+    chunks: Iterable[ArrayLike] = field(kw_only=False)
+    """Integer lengths in tokens; where they are parted changes nothing."""
+    tokens: int
+    """L: tokens of a pack."""
+    packs: int
+    """GBS: packs of a window."""
+    packing: Packing = "sequential"
+    longer: LongerCut = "drop"
+    """Samples of more than L tokens: `refuse` them, `drop` them, or `cut` them: in sequence like
+    any other sample, for best fit into pieces of L tokens and a rest, each a sample of its own.
+    """
+    buffer: int | None = None
+    """Samples that best fit chooses from; 4,096 unless given."""
 
-        `tokens` is L and `packs` GBS.  `longer` says how samples of more than L tokens are treated:
-        `refuse` them, `drop` them, or `cut` them: in sequence like any other sample, for best fit
-        into pieces of L tokens and a rest, each a sample of its own.  `buffer` is best fit's, in
-        samples: 4,096 unless given.
-
-        Raises ValueError for bad arguments; iterating raises it for bad lengths, and for a corpus
-        that fills no window.
-        """
-        if check_count("tokens", tokens) >= MAX_LENGTH:
+    def __post_init__(self) -> None:
+        if check_count("tokens", self.tokens) >= MAX_LENGTH:
             raise ValueError(
-                f"tokens is {tokens}; L must be less than 2^31, for cu_seqlens are int32"
+                f"tokens is {self.tokens}; L must be less than 2^31, for cu_seqlens are int32"
             )
-        check_count("packs", packs)
-        check_choice("packing", packing, get_args(Packing))
-        check_choice("longer", longer, get_args(LongerCut))
-        if buffer is not None and packing != "best-fit":
-            raise ValueError(
-                f"buffer is {buffer} but packing is {packing!r}; only best-fit has one"
-            )
-        self._chunks = chunks
-        self._tokens = tokens
-        self._packs = packs
-        self._packing = packing
-        self._longer = longer
-        self._buffer = DEFAULT_BUFFER if buffer is None else check_count("buffer", buffer)
+        check_count("packs", self.packs)
+        check_choice("packing", self.packing, get_args(Packing))
+        check_choice("longer", self.longer, get_args(LongerCut))
+        if self.buffer is not None:
+            check_count("buffer", self.buffer)
+            if self.packing != "best-fit":
+                raise ValueError(
+                    f"buffer is {self.buffer} but packing is {self.packing!r}; only best-fit has "
+                    "one"
+                )
         self._started = False
         self._counts: Counter[str] = Counter()
         self._shortest, self._longest = MAX_LENGTH, 0
@@ -114,7 +111,7 @@ class WindowReader:
             dropped_samples=counts["dropped_samples"],
             dropped_tokens=counts["dropped_tokens"],
             cut_samples=counts["cut_samples"],
-            padding_tokens=counts["windows"] * self._packs * self._tokens - used,
+            padding_tokens=counts["windows"] * self.packs * self.tokens - used,
             left_over_tokens=counts["tokens"] - counts["dropped_tokens"] - used,
             windows=counts["windows"],
             histogram=self._histogram(),
@@ -154,11 +151,11 @@ class WindowReader:
         return self._read()
 
     def _read(self) -> Iterator[Packs]:
-        pieces = map(self._admit, self._chunks)
+        pieces = map(self._admit, self.chunks)
         runs = (
-            stream_sequential(pieces, self._tokens)
-            if self._packing == "sequential"
-            else stream_best_fit(pieces, self._tokens, self._buffer)
+            stream_sequential(pieces, self.tokens)
+            if self.packing == "sequential"
+            else stream_best_fit(pieces, self.tokens, self.buffer or DEFAULT_BUFFER)
         )
         for window in self._group(runs):
             self._counts.update(windows=1, tokens_in_windows=int(window.lengths.sum()))
@@ -174,42 +171,42 @@ class WindowReader:
             pieces = np.concatenate([held, run], axis=1)
             firsts = np.append(np.flatnonzero(pieces[OPENS]), pieces.shape[1])
             # Step 2: whole windows from the front; the rest is held.
-            whole = (len(firsts) - 1) // self._packs
-            for first in range(0, whole * self._packs, self._packs):
-                offsets = firsts[first : first + self._packs + 1]
+            whole = (len(firsts) - 1) // self.packs
+            for first in range(0, whole * self.packs, self.packs):
+                offsets = firsts[first : first + self.packs + 1]
                 lengths, samples, starts, _ = pieces[:, offsets[0] : offsets[-1]]
                 yield Packs(
-                    tokens=self._tokens,
+                    tokens=self.tokens,
                     lengths=lengths,
                     offsets=offsets - offsets[0],
                     samples=samples,
                     starts=starts,
                 )
-            held = pieces[:, firsts[whole * self._packs] :]
+            held = pieces[:, firsts[whole * self.packs] :]
 
     def _admit(self, chunk: ArrayLike) -> Pieces:
         """Check and count a chunk; the pieces to pack."""
         first = self._counts["samples"]
         lengths = check_lengths(chunk, name=f"lengths (from sample {first} of the corpus)")
-        too_long = lengths > self._tokens
+        too_long = lengths > self.tokens
         count = int(too_long.sum())
-        if count and self._longer == "refuse":
+        if count and self.longer == "refuse":
             i = int(np.argmax(too_long))
             raise ValueError(
                 f"sample {first + i} of the corpus has {lengths[i]} tokens, more than a "
-                f"pack of tokens={self._tokens}; choose longer='drop' or longer='cut', or a larger "
+                f"pack of tokens={self.tokens}; choose longer='drop' or longer='cut', or a larger "
                 "tokens"
             )
         self._count(lengths)
         pieces = whole_samples(lengths, first)
         if not count:
             return pieces
-        if self._longer == "drop":
+        if self.longer == "drop":
             dropped = int(lengths[too_long].sum())
             self._counts.update(dropped_samples=count, dropped_tokens=dropped)
             return pieces[:, ~too_long]
         self._counts["cut_samples"] += count
-        return pieces if self._packing == "sequential" else cut_longer(pieces, self._tokens)
+        return pieces if self.packing == "sequential" else cut_longer(pieces, self.tokens)
 
     def _count(self, lengths: IntArray) -> None:
         """Add a chunk to the counts of the corpus."""
@@ -232,6 +229,6 @@ class WindowReader:
             )
         return (
             f"the corpus has {found.left_over_tokens} tokens{dropped}, less than one window of "
-            f"packs={self._packs} packs of tokens={self._tokens}; choose fewer or shorter packs, "
+            f"packs={self.packs} packs of tokens={self.tokens}; choose fewer or shorter packs, "
             "or a larger corpus"
         )

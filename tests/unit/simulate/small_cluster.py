@@ -12,7 +12,7 @@ from libra.cost import CLUSTERS, Model, Parallelism, published_table
 from libra.cost.attention_time import AttentionTime
 from libra.data.packing import Packs
 from libra.simulate.predict import Setting
-from libra.simulate.replay_window import Candidate
+from libra.simulate.results import Candidate
 from libra.simulate.scaling import select_packs
 
 TOKENS, BATCH, DP, CP = 16_384, 8, 4, 2

@@ -12,7 +12,8 @@ import pytest
 from libra.config import PoolConfig
 from libra.cost import CLUSTERS
 from libra.simulate.replay import CandidateReplay, replay
-from libra.simulate.replay_window import LIBRA, Candidate, WindowTask
+from libra.simulate.replay_window import LIBRA, WindowTask
+from libra.simulate.results import Candidate
 from libra.simulate.sample import every_window
 from tests.unit.simulate.small_cluster import CANDIDATES, WINDOWS, make_setting
 from tests.unit.simulate.test_replay import settled

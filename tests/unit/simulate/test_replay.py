@@ -16,7 +16,7 @@ from libra.config import PoolConfig
 from libra.data.packing import Packs
 from libra.simulate.predict import Setting
 from libra.simulate.replay import CandidateReplay, replay
-from libra.simulate.replay_window import Candidate
+from libra.simulate.results import Candidate
 from libra.simulate.sample import every_window, sample_windows
 from tests.unit.simulate.small_cluster import CANDIDATES, WINDOWS, cut, make_setting
 

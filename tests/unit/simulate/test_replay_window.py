@@ -14,12 +14,12 @@ from libra.cost.attention_time import AttentionCost
 from libra.data.pools import PackPlacement
 from libra.data.sampler import PoolSampler
 from libra.simulate.replay_window import (
-    Candidate,
     WindowReplay,
     WindowTask,
     pool_figures,
     replay_window,
 )
+from libra.simulate.results import Candidate
 from libra.simulate.schemes import SCHEMES
 from tests.pools import SmallPool, small_pools
 from tests.unit.simulate.small_cluster import REPLAYED, WINDOWS, make_setting

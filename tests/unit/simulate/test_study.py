@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from libra.simulate import Study, StudyConfig, StudyOptions, run_study, study_json
-from libra.simulate.replay_window import Candidate
+from libra.simulate.results import Candidate
 from tests.unit.simulate.small_cluster import make_setting
 from tests.unit.simulate.study_example import study_example
 
