@@ -148,6 +148,7 @@ def _check(options: PlanOptions) -> None:
             )
         for package in ("altair", "vl_convert"):
             check_installed(package, "--plot")
+    # The corpus may take minutes to read, so files are checked first.
     files = {f"--{name}": getattr(options, name) for name in ("json", "trace", "plot")}
     check_outputs(files, corpus=options.lengths, make_folders=True)
 

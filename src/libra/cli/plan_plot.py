@@ -44,6 +44,7 @@ def plan_picture(report: PlanReport) -> dict[str, Any]:
 def _load_panel(report: PlanReport) -> Any:
     """Loads over the pool's mean, one step a worker."""
     plan, cp = report.plan, report.plan.cp_size
+    # Ulysses is what most have before; where it cannot run, every row is computed where it lies.
     name, before, after = "at home", plan.home_load, plan.load
     if report.ulysses is not None:
         name, before = "Ulysses", report.ulysses.load
@@ -55,6 +56,7 @@ def _load_panel(report: PlanReport) -> Any:
     x = _replicas(alt.X("x:Q", title=f"replica{workers}"), plan)
     y = alt.Y("y:Q", stack=None, title="load of a worker / mean")
     target = 1 + plan.config.tolerance
+    # Worker 5 of CP 4 is the second of replica 1: its step reaches from 1.25 to 1.5.
     edges = [worker / cp for worker in range(plan.workers + 1)]
     chart = alt.layer(theme.curves(x, y, edges, columns), theme.level(target))
     peaks = " → ".join(f"{loads.max():.2f}×" for loads in columns.values())
@@ -67,8 +69,10 @@ def _traffic_panel(plan: PoolPlan) -> Any:
     moved, cp = plan.traffic.sum(axis=0), plan.cp_size
     side, names = 1 / cp, "worker to worker"
     if plan.workers > _MOST_CELLS:
+        # Add up the workers of each pair of replicas: [sender, worker, receiver, worker].
         moved = moved.reshape(-1, cp, plan.workers // cp, cp).sum(axis=(1, 3))
         side, names = 1.0, "replica to replica"
+    # A pool that moves nothing has no largest cell; a byte takes its place.
     unit = byte_unit(max(int(moved.max()), 1))
     most = max(int(moved.max()), 1) / unit.bytes
     cells = [
@@ -99,6 +103,7 @@ def _traffic_panel(plan: PoolPlan) -> Any:
 def _replicas(channel: Any, plan: PoolPlan, *, reverse: bool = False) -> Any:
     """The channel with one unit a replica, and the replicas' numbers at their middles."""
     count = plan.workers // plan.cp_size
+    # Of 40 replicas every third is numbered: 0, 3, 6 and so on.
     middles = [i + 0.5 for i in range(0, count, -(-count // _MOST_NUMBERS))]
     labels = {"values": middles, "tickCount": count, "labelExpr": "floor(datum.value)"}
     channel = channel.axis(ticks=False, grid=False, **labels)

@@ -105,6 +105,7 @@ class PlanReport:
 
     def ulysses_compute(self, direction: Direction) -> float | None:
         """Seconds of the busiest worker under Ulysses; None where Ulysses was not compared."""
+        # Packs run next to each other, each on its own replica.
         packs = [getattr(each, direction).compute.max() for each in self.ulysses_lines]
         return float(max(packs)) if packs else None
 
@@ -209,7 +210,7 @@ def _figures(report: PlanReport) -> dict[str, Any]:
         "placements": [_placement_figures(each) for each in report.placements],
         "ulysses_refused": report.ulysses_refused,
         "per_worker": _worker_figures(report),
-        # Bytes from worker i to worker j, [workers, workers].
+        # Bytes from worker i to worker j, [workers, workers] for each kind.
         "traffic": _by_kind(plan.traffic),
         "backward_traffic": _by_kind(plan.backward_traffic),
         "modelled": {
@@ -238,6 +239,7 @@ def _placement_figures(placed: PlacementReport) -> dict[str, Any]:
 def _worker_figures(report: PlanReport) -> dict[str, Any]:
     """Figures of each worker, [workers] each."""
     plan, traffic = report.plan, report.lines.traffic
+    # Bytes from worker to worker are [kinds, sender, receiver]: over axis 2 lies what one sends.
     return {
         "home_load": plan.home_load,
         "load": plan.load,
@@ -249,7 +251,7 @@ def _worker_figures(report: PlanReport) -> dict[str, Any]:
             **_by_kind(np.stack([traffic.fetched_q, traffic.fetched_kv, traffic.peer_out])),
             "total": traffic.extra_memory,
         },
-        **asdict(report.memory),
+        **asdict(report.memory),  # kept, workspace and workspace_without_gradients
         "segments": traffic.segments,
         "launches": traffic.calls,
     }

@@ -100,6 +100,7 @@ def workers_table(report: PlanReport, *, by_kind: bool) -> Table:
         (f"memory\n{memory.name}{mark}", map(memory.show, held)),
         ("seg-\nments", map(str, traffic.segments.reshape(rows).sum(axis=1))),
     )
+    # A line of space after each replica's last worker.
     for last in table.rows[cp - 1 :: cp] if each else ():
         last.end_section = True
     return table
@@ -125,6 +126,7 @@ def extremes_table(report: PlanReport) -> Table:
             ("most kernel segments", segments, segments.argmax(), str),
         )
     ]
+    # From rows to the columns of a table.
     names, workers, figures = zip(*rows, strict=True)
     return _table("Extremes", ("", names), ("worker", workers), ("", figures), first="left")
 
@@ -142,6 +144,7 @@ def placements_table(report: PlanReport, *, by_kind: bool) -> Table:
         ("\nimbalance", [f"{each.imbalance:.4f}" for each in every]),
     ]
     for name, moved in passes.items():
+        # Only forward is split by kind, as in the table of workers.
         columns.append((f"{name}\n{unit.name}", [unit.show(each.total) for each in moved]))
         if by_kind and name == "forward":
             for kind, heading in enumerate(("Q", "K, V", "O")):
@@ -155,6 +158,7 @@ def placements_table(report: PlanReport, *, by_kind: bool) -> Table:
 
 def _print_summary(report: PlanReport, console: Console) -> None:
     placed, ulysses = report.placed, report.ulysses
+    # The reason may hold brackets, which are no markup.
     if report.ulysses_refused:
         console.print(report.ulysses_refused, highlight=False, markup=False)
     home = imbalance(report.plan.home_load)

@@ -19,6 +19,7 @@ class ByteUnit(NamedTuple):
 
 def byte_unit(most: float) -> ByteUnit:
     """The unit in which bytes up to `most` read best, for a whole column or table."""
+    # For example up to 354.2e9 bytes: GB, with one decimal.
     name, size = "B", 1.0
     for larger in ("kB", "MB", "GB"):
         if most < 1000 * size:

@@ -32,7 +32,6 @@ during transfers, and packing rows takes no time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -132,16 +131,12 @@ class AttentionTime:
         # Segments are enumerated once, for the counts and for both passes.
         work = pool_segments(plan)
         traffic = pool_traffic(plan, work)
-        play = partial(
-            pool_timeline, traffic, cluster=self.cluster, tp=self.tp, overlap=self.overlap
-        )
-        passes = {
-            direction: play(
-                attend=attend_seconds(work, self.table, traffic.pairs.shape, direction),
-                direction=direction,
+        passes = {}
+        for direction in DIRECTIONS:
+            attend = attend_seconds(work, self.table, traffic.pairs.shape, direction)
+            passes[direction] = pool_timeline(
+                traffic, attend, self.cluster, direction=direction, tp=self.tp, overlap=self.overlap
             )
-            for direction in DIRECTIONS
-        }
         return PoolTimelines(**passes, traffic=traffic)
 
     def __call__(self, plan: PoolPlan) -> AttentionCost:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from libra.cli.choose_pool import choose_pool
 from libra.cli.main import main
-from libra.cli.plan import PlanOptions, run_plan
 from libra.cli.simulate import SimulateOptions, make_study
 from libra.cli.units import show_bytes, show_seconds
 from libra.config import HeadShape, PoolConfig
@@ -39,12 +36,6 @@ def lengths(tmp_path: Path) -> Path:
 
 def plan(lengths: Path, words: str = "") -> int:
     return main(["plan", str(lengths), *SMALL.split(), *POOL.split(), *words.split()])
-
-
-def shown(options: PlanOptions, width: int = 120) -> str:
-    screen = StringIO()
-    assert run_plan(options, Console(file=screen, width=width)) == 0
-    return screen.getvalue()
 
 
 def test_text_and_npy_of_the_same_lengths_give_the_same_plan(lengths: Path, tmp_path: Path) -> None:
@@ -175,45 +166,6 @@ def test_the_trace_and_the_plot_are_written_where_asked(lengths: Path, tmp_path:
     assert plan(lengths, f"--trace {trace} --plot {plot}") == 0
     assert any(event["ph"] == "X" for event in json.loads(trace.read_text())["traceEvents"])
     assert "<svg" in plot.read_text()
-
-
-def test_up_to_32_workers_have_a_row_each_and_more_are_shown_by_replica(tmp_path: Path) -> None:
-    path = tmp_path / "lengths.npy"
-    np.save(path, np.array([64, *[16] * 12]))
-    small: dict[str, Any] = {"lengths": path, "tokens": 64, "global_batch": 4, "heads": 16}
-    config = PoolConfig(pool_size=4, chunks=1)
-    few = shown(PlanOptions(**small, cp=8, config=config))
-    assert "Workers:" in few
-    assert "Extremes" not in few
-    many = shown(PlanOptions(**small, cp=16, config=config))
-    assert "Workers:" not in many
-    assert "48-63" in many
-    for words in (
-        "heaviest load planned",
-        "sends most",
-        "most extra memory",
-        "largest workspace",
-        "kernel segments",
-    ):
-        assert words in many
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_no_figure_is_cut_off(lengths: Path, width: int) -> None:
-    text = shown(
-        PlanOptions(
-            lengths=lengths,
-            tokens=64,
-            cp=2,
-            global_batch=4,
-            heads=8,
-            kv_heads=2,
-            config=PoolConfig(pool_size=2),
-        ),
-        width,
-    )
-    assert "…" not in text
-    assert ("K, V" in text.split("Placements")[0]) == (width == 120)
 
 
 def test_heads_that_ulysses_cannot_share_leave_its_row_out(
