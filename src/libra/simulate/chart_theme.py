@@ -112,12 +112,12 @@ def draw_svg(spec: Mapping[str, Any]) -> str:
     return re.sub(r'(id="|url\(#)(\w+)', lambda m: f"{m[1]}part{ids.index(m[2])}", svg)
 
 
-def save_picture(spec: Mapping[str, Any], path: Path) -> None:
-    """Write SVG or PNG by the suffix of `path`.  OSError where that cannot be done."""
-    if path.suffix == ".svg":
-        path.write_text(draw_svg(spec), encoding="utf-8")
-    else:
-        path.write_bytes(vl_convert.vegalite_to_png(dict(spec), scale=2.0))
+def save_picture(spec: Mapping[str, Any], *paths: Path) -> None:
+    """Write SVG or PNG by the suffix of each path.  OSError where that cannot be done."""
+    svg = draw_svg(spec)
+    for path in paths:
+        is_svg = path.suffix == ".svg"
+        path.write_bytes(svg.encode() if is_svg else vl_convert.svg_to_png(svg, scale=2.0))
 
 
 def plot(rows: Data) -> alt.Chart:

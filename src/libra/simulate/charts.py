@@ -92,9 +92,9 @@ def write_plots(study: Study, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for figure in (figure for _, _, figures in sections(study) for figure in figures):
-        for suffix in (".svg", ".png"):
-            written.append(folder / f"{figure.key}{suffix}")
-            theme.save_picture(figure.picture, written[-1])
+        paths = [folder / f"{figure.key}{suffix}" for suffix in (".svg", ".png")]
+        theme.save_picture(figure.picture, *paths)
+        written += paths
     return written
 
 

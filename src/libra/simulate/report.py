@@ -15,6 +15,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+from functools import cache
 from importlib import resources
 from inspect import getmembers, isfunction
 from pathlib import Path
@@ -24,7 +25,7 @@ from libra.extras import require
 from libra.simulate import formats
 from libra.simulate.results import LengthBins, Study, study_json
 
-PACKAGES: Final = ("jinja2", "vl_convert", "altair")
+PACKAGES: Final = ("jinja2", "altair", "vl_convert")
 """Packages of the extra `report`."""
 
 
@@ -35,13 +36,13 @@ def write_report(study: Study, path: Path) -> None:
 
 def render_report(study: Study) -> str:
     """The page.  MissingPackageError where the extra `report` is not installed."""
-    jinja2, vl_convert, _ = (require(package, "a report") for package in PACKAGES)
+    jinja2, *_ = (require(package, "a report") for package in PACKAGES)
     from libra.simulate.chart_theme import draw_svg
     from libra.simulate.charts import sections
 
     parts = sections(study)
     figures = [figure for _, _, found in parts for figure in found]
-    script = vl_convert.javascript_bundle(_file("report.js")).replace("</script", "<\\/script")
+    script = _script()
     specs = {figure.key: figure.page_spec for figure in figures}
     pictures = {figure.key: _base64(draw_svg(figure.picture).encode()) for figure in figures}
     best = study.recommendation.candidate
@@ -64,6 +65,13 @@ def render_report(study: Study) -> str:
         script_hash=f"sha256-{_base64(hashlib.sha256(script.encode()).digest())}",
     )
     return page
+
+
+@cache
+def _script() -> str:
+    """The page's script with Vega; bundling takes seconds."""
+    bundle: str = require("vl_convert", "a report").javascript_bundle(_file("report.js"))
+    return bundle.replace("</script", "<\\/script")
 
 
 def _file(name: str) -> str:
