@@ -54,10 +54,7 @@ class Experiment:
 
     name: str
     corpus: LengthModel
-    tokens: int
-    global_batch: int
-    dp: int
-    cp: int
+    parallelism: Parallelism
     kv_heads: int
     block_size: int
     worst: float
@@ -72,10 +69,7 @@ EXPERIMENTS = (
     Experiment(
         name="256K",
         corpus=CORPUS_256K,
-        tokens=2**18,
-        global_batch=128,
-        dp=32,
-        cp=8,
+        parallelism=Parallelism(dp=32, cp=8, global_batch=128, tokens=2**18),
         kv_heads=16,
         block_size=4096,
         worst=3.14,
@@ -85,10 +79,7 @@ EXPERIMENTS = (
     Experiment(
         name="1M",
         corpus=CORPUS_1M,
-        tokens=2**20,
-        global_batch=32,
-        dp=16,
-        cp=16,
+        parallelism=Parallelism(dp=16, cp=16, global_batch=32, tokens=2**20),
         kv_heads=4,
         block_size=8192,
         worst=2.90,
@@ -113,12 +104,12 @@ def main(args: Args) -> None:
 
 def corpus_windows(experiment: Experiment, args: Args) -> Iterator[Packs]:
     """Windows of packs with the paper's statistics."""
-    packs_wanted = experiment.global_batch * args.windows
-    wanted = 1.05 * packs_wanted * experiment.tokens
-    lengths = generate_tokens(experiment.corpus, wanted, args.seed)
-    packs = pack_best_fit(lengths, experiment.tokens, buffer=BUFFER)
-    for first in range(0, packs_wanted, experiment.global_batch):
-        yield select_packs(packs, np.arange(first, first + experiment.global_batch))
+    tokens, global_batch = experiment.parallelism.tokens, experiment.parallelism.global_batch
+    wanted = global_batch * args.windows
+    lengths = generate_tokens(experiment.corpus, 1.05 * wanted * tokens, args.seed)
+    packs = pack_best_fit(lengths, tokens, buffer=BUFFER)
+    for first in range(0, wanted, global_batch):
+        yield select_packs(packs, np.arange(first, first + global_batch))
 
 
 def configurations(experiment: Experiment) -> dict[str, libra.PoolConfig]:
@@ -147,12 +138,7 @@ def attention(experiment: Experiment, windows: Sequence[Packs], args: Args) -> l
     )
     base = Setting(
         model=layer,
-        parallelism=Parallelism(
-            dp=experiment.dp,
-            cp=experiment.cp,
-            global_batch=experiment.global_batch,
-            tokens=experiment.tokens,
-        ),
+        parallelism=experiment.parallelism,
         time=AttentionTime(
             cluster=cluster, table=published_table(cluster, key_dim=256, value_dim=256)
         ),
@@ -217,13 +203,7 @@ def end_to_end(
     )
     per_gpu: dict[str, float] = {}
     for dp in (1, 2, 4, 8, 16):
-        spread = Parallelism(
-            dp=dp,
-            cp=experiment.cp,
-            global_batch=experiment.global_batch,
-            tokens=experiment.tokens,
-            ep=8 if model.experts > 1 else 1,
-        )
+        spread = replace(experiment.parallelism, dp=dp, ep=8 if model.experts > 1 else 1)
         rates: dict[str, float] = {}
         for name, scheme, config in (
             ("ulysses", "ulysses", ours["ours"]),

@@ -32,21 +32,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.slow.events import (
-    RankEvents,
-    exposure,
-    from_plain,
-    middle_seconds,
-)
-from benchmarks.slow.network import (
-    address,
-    dies_with_parent,
-    inside,
-    isolated,
-    make_network,
-    missing,
-    shape,
-)
+from benchmarks.slow import network
+from benchmarks.slow.events import Exposure, RankEvents, exposure, from_plain, middle_seconds
 
 INSIDE = "LIBRA_SLOW_LINK_INSIDE"
 MARK = "@libra "
@@ -111,14 +98,8 @@ class Figures:
     transfer: float
     """All messages alone, dispatch then return, one after the other."""
     middle_transfer: float
-    step: float
-    attended: float
-    """The kernels next to the transfers."""
-    first: float
-    middle: float
-    last: float
-    uneven: float
-    rest: float
+    exposure: Exposure
+    """The pass itself, kernels next to transfers."""
     sent: int
     """Bytes dispatched and returned by all ranks together."""
     main_delay: float
@@ -133,7 +114,7 @@ class Figures:
     @property
     def hidden(self) -> float | None:
         """Share of the middle transfers that nobody waited for; None where there is no middle."""
-        return 1 - self.middle / self.middle_transfer if self.middle_transfer else None
+        return 1 - self.exposure.middle / self.middle_transfer if self.middle_transfer else None
 
 
 @dataclass(slots=True)
@@ -149,12 +130,12 @@ class Ranks:
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "link0", "OMP_NUM_THREADS": "1"}
         for rank in range(args.ranks):
             command = [sys.executable, str(device_plan), "--rank", str(rank)]
-            command += ["--world", str(args.ranks), "--store", f"{address(0)}:{PORT}"]
+            command += ["--world", str(args.ranks), "--store", f"{network.address(0)}:{PORT}"]
             for name in shapes:
                 command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
             self.processes.append(
                 subprocess.Popen(
-                    inside(rank, command),
+                    network.inside(rank, command),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -184,13 +165,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.environ.get(INSIDE):
         measure(args)
         return 0
-    reason = missing()
+    reason = network.missing()
     if reason is not None:
         print(f"skipped: {reason}")
         return 0
     command = [sys.executable, __file__, *(sys.argv[1:] if arguments is None else arguments)]
     child = subprocess.Popen(
-        isolated(command), env={**os.environ, INSIDE: "1"}, preexec_fn=dies_with_parent()
+        network.isolated(command),
+        env={**os.environ, INSIDE: "1"},
+        preexec_fn=network.dies_with_parent(),
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -209,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(args: Args) -> None:
     """Run inside: make the network and the ranks, measure and report."""
     console = Console(width=None if sys.stdout.isatty() else 160)
-    make_network(args.ranks)
+    network.make_network(args.ranks)
     ranks = Ranks()
     ranks.start(args)
     for chunks in args.chunks:
@@ -222,7 +205,7 @@ def measure(args: Args) -> None:
     )
     every = list(free)
     for rate in sorted(rates, reverse=True):
-        shape(args.ranks, rate, args.burst_kb)
+        network.shape(args.ranks, rate, args.burst_kb)
         for chunks in args.chunks:
             print(f"{rate:.0f} Mbit/s, M {chunks} ...", file=sys.stderr, flush=True)
             every += run_pass(ranks, args, rate, chunks, args.repeats)
@@ -275,7 +258,6 @@ def summarise(
     half = (len(turns) + 1) // 2
     turn = sorted(turns, key=lambda turn: exposure(turn, chunks).step)[(half - 1) // 2]
     seconds = sorted(seconds, key=lambda each: sum(each.values()))[:half]
-    exposed = exposure(turn, chunks)
     median = statistics.median
     return Figures(
         rate=rate,
@@ -284,10 +266,7 @@ def summarise(
         compute=median(sorted(max(turn) for turn in zip(*compute, strict=True))[:half]),
         transfer=median([sum(each.values()) for each in seconds]),
         middle_transfer=median([middle_seconds(each, turn, chunks) for each in seconds]),
-        **{
-            name: getattr(exposed, name)
-            for name in ("step", "attended", "first", "middle", "last", "uneven", "rest")
-        },
+        exposure=exposure(turn, chunks),
         sent=sum(post.sent for rank in turn for post in rank.posts),
         main_delay=max(rank.main_delay for rank in turn),
         other_cpu=sum(rank.other_cpu for rank in turn),
@@ -298,30 +277,31 @@ def summarise(
 
 def report(every: Sequence[Figures], args: Args, console: Console) -> None:
     """Print a table for each direction."""
+    parts = ("first", "middle", "last", "uneven", "rest")
+    shown = ("compute", "transfer", "step", "attended", *parts)
     for way in ("forward", "backward"):
         table = Table(title=f"{way}, {args.ranks} ranks, {args.tokens} tokens a pack, milliseconds")
-        for column in (
-            "Mbit/s", "M", "compute", "transfer", "step", "kernels", "first", "middle", "last",
-            "uneven", "rest", "middle hidden", "gloo CPU",
-        ):  # fmt: skip
+        times = ("compute", "transfer", "step", "kernels", *parts)
+        for column in ("Mbit/s", "M", *times, "middle hidden", "gloo CPU"):
             table.add_column(column, justify="right")
         for row in every:
             if row.way != way:
                 continue
+            values = plain_figures(row)
             table.add_row(
                 "no limit" if row.rate is None else f"{row.rate:.0f}",
                 str(row.chunks),
-                *(
-                    f"{1e3 * getattr(row, name):.0f}"
-                    for name in (
-                        "compute", "transfer", "step", "attended", "first", "middle", "last",
-                        "uneven", "rest",
-                    )
-                ),
+                *(f"{1e3 * values[name]:.0f}" for name in shown),
                 "" if row.hidden is None else f"{row.hidden:.0%}",
                 f"{1e3 * row.other_cpu:.0f}",
-            )  # fmt: skip
+            )
         console.print(table)
+
+
+def plain_figures(row: Figures) -> dict[str, Any]:
+    """One pass's figures by name, the parts of its exposure among them."""
+    values = dataclasses.asdict(row)
+    return {**values.pop("exposure"), **values, "rest": row.exposure.rest, "hidden": row.hidden}
 
 
 def as_plain(every: Sequence[Figures], args: Args) -> dict[str, Any]:
@@ -332,7 +312,7 @@ def as_plain(every: Sequence[Figures], args: Args) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "cpus": os.cpu_count(),
         "settings": settings,
-        "figures": [dataclasses.asdict(row) | {"hidden": row.hidden} for row in every],
+        "figures": [plain_figures(row) for row in every],
     }
 
 
