@@ -14,7 +14,8 @@ import platform
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,74 +83,34 @@ CASES = (
 )
 
 
-@dataclass(kw_only=True)
-class Figures:
-    """Figures of one placement, one entry a pool."""
-
-    imbalance: list[float] = field(default_factory=list)
-    gigabytes: list[float] = field(default_factory=list)
-    between_nodes: list[float] = field(default_factory=list)
-    over_bound: list[float] = field(default_factory=list)
-    sent: list[float] = field(default_factory=list)
-    received: list[float] = field(default_factory=list)
-    milliseconds: list[float] = field(default_factory=list)
-
-    def add(self, plan: PoolPlan, seconds: float) -> None:
-        moved = plan.traffic.sum(axis=0)
-        node = np.arange(plan.workers) // 8
-        own = int(plan.geometry.rows.max()) * plan.heads.token_bytes
-        bound = traffic_bound(plan)
-        self.imbalance.append(plan.imbalance)
-        self.gigabytes.append(moved.sum() / 1e9)
-        self.between_nodes.append(moved[node[:, None] != node].sum() / 1e9)
-        if bound:
-            self.over_bound.append(moved.sum() / bound)
-        self.sent.append(moved.sum(axis=1).max() / own)
-        self.received.append(moved.sum(axis=0).max() / own)
-        self.milliseconds.append(1e3 * seconds)
-
-    def row(self) -> list[str]:
-        mean = statistics.fmean
-        return [
-            f"{mean(self.imbalance):.3f}",
-            f"{max(self.imbalance):.3f}",
-            f"{mean(self.gigabytes):.1f}",
-            f"{mean(self.between_nodes):.1f}",
-            f"{mean(self.over_bound):.2f}",
-            f"{max(self.sent):.2f}",
-            f"{max(self.received):.2f}",
-            f"{statistics.median(self.milliseconds):.1f}",
-        ]
-
-
-COLUMNS = (
-    "case (pools)",
-    "placement",
-    "imbalance",
-    "worst",
-    "GB",
-    "between nodes",
-    "over bound",
-    "sent, worst",
-    "received, worst",
-    "ms",
+SHOWN: tuple[tuple[str, str, Callable[[list[float]], float], int], ...] = (
+    ("imbalance", "imbalance", statistics.fmean, 3),
+    ("worst", "imbalance", max, 3),
+    ("GB", "gigabytes", statistics.fmean, 1),
+    ("between nodes", "between_nodes", statistics.fmean, 1),
+    ("over bound", "over_bound", statistics.fmean, 2),
+    ("sent, worst", "sent", max, 2),
+    ("received, worst", "received", max, 2),
+    ("ms", "milliseconds", statistics.median, 1),
 )
+"""(column, figure, what is shown of all pools, decimals)."""
 
 
 def main(args: Args) -> None:
     """Measure every case and print it as Markdown."""
     written: list[dict[str, Any]] = []
-    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    columns = ("case (pools)", "placement", *(column for column, *_ in SHOWN))
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for case in CASES:
         packs = pack(np.load(getattr(args, case.corpus)), case)
         pools = [pool for window in windows(packs, case)[: args.windows] for pool in window]
         for name, config in placements(case):
-            figures = Figures()
             plan_once(packs, pools[0], case, config)  # warm
-            for pool in pools:
-                figures.add(*plan_once(packs, pool, case, config))
-            print(f"| {case.title} ({len(pools)}) | {name} | {' | '.join(figures.row())} |")
-            written.append({"case": asdict(case), "placement": name, "figures": asdict(figures)})
+            rows = [pool_figures(*plan_once(packs, pool, case, config)) for pool in pools]
+            figures = {key: [row[key] for row in rows if key in row] for _, key, *_ in SHOWN}
+            cells = [f"{over(figures[key]):.{digits}f}" for _, key, over, digits in SHOWN]
+            print(f"| {case.title} ({len(pools)}) | {name} | {' | '.join(cells)} |")
+            written.append({"case": asdict(case), "placement": name, "figures": figures})
     machine = {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
@@ -170,6 +131,22 @@ def placements(case: Case) -> list[tuple[str, libra.PoolConfig]]:
         ("surplus, all near", base.replace(ranks_per_node=2**30)),
         ("surplus", base),
     ]
+
+
+def pool_figures(plan: PoolPlan, seconds: float) -> dict[str, float]:
+    """Figures of one pool; none over a bound of 0 bytes."""
+    moved = plan.traffic.sum(axis=0)
+    node = np.arange(plan.workers) // 8
+    own, bound = int(plan.geometry.rows.max()) * plan.heads.token_bytes, traffic_bound(plan)
+    return {
+        "imbalance": plan.imbalance,
+        "gigabytes": moved.sum() / 1e9,
+        "between_nodes": moved[node[:, None] != node].sum() / 1e9,
+        **({"over_bound": moved.sum() / bound} if bound else {}),
+        "sent": moved.sum(axis=1).max() / own,
+        "received": moved.sum(axis=0).max() / own,
+        "milliseconds": 1e3 * seconds,
+    }
 
 
 def pack(lengths: NDArray[np.uint32], case: Case) -> Packs:

@@ -26,18 +26,18 @@ class Case:
     name: str
     rows: tuple[tuple[int, int, int, int, int, int], ...]
     """(q_start, q_len, k_start, k_len, q_head, kv_head) of every segment."""
-    heads: int
-    kv_heads: int
-    q_heads_held: int
-    kv_heads_held: int
-    dim: int
-    value_dim: int
+    heads: tuple[int, int]
+    """Query and key/value heads of a segment."""
+    held: tuple[int, int]
+    """Those of the buffers."""
+    dims: tuple[int, int]
+    """Of key and value heads."""
 
     @property
     def segments(self) -> AttentionCall:
         """As kernels take them."""
         columns = np.array(self.rows, dtype=np.int64).T
-        return AttentionCall(*columns, heads=self.heads, kv_heads=self.kv_heads)
+        return AttentionCall(*columns, *self.heads)
 
 
 def whole_samples(lengths: tuple[int, ...], heads: int, kv_heads: int, dim: int) -> Case:
@@ -47,12 +47,9 @@ def whole_samples(lengths: tuple[int, ...], heads: int, kv_heads: int, dim: int)
     return Case(
         name=f"samples {lengths}, heads {heads}/{kv_heads}, dim {dim}",
         rows=rows,
-        heads=heads,
-        kv_heads=kv_heads,
-        q_heads_held=heads,
-        kv_heads_held=kv_heads,
-        dim=dim,
-        value_dim=dim,
+        heads=(heads, kv_heads),
+        held=(heads, kv_heads),
+        dims=(dim, dim),
     )
 
 
@@ -69,12 +66,9 @@ def blocks_of_head_groups(length: int, block: int, dim: int, value_dim: int) -> 
     return Case(
         name=f"blocks of {block} of {length} at two head groups, dims {dim}/{value_dim}",
         rows=tuple(rows),
-        heads=2,
-        kv_heads=1,
-        q_heads_held=5,
-        kv_heads_held=2,
-        dim=dim,
-        value_dim=value_dim,
+        heads=(2, 1),
+        held=(5, 2),
+        dims=(dim, value_dim),
     )
 
 
@@ -102,11 +96,9 @@ def check_kernel(
     def tensor(rows: int, heads: int, dim: int) -> torch.Tensor:
         return torch.randn(rows, heads, dim, generator=draw).to(device, dtype)
 
-    q_TND = tensor(q_rows, case.q_heads_held, case.dim)
-    k_TND = tensor(k_rows, case.kv_heads_held, case.dim)
-    v_TNE = tensor(k_rows, case.kv_heads_held, case.value_dim)
-    dout_TNE = tensor(q_rows, case.q_heads_held, case.value_dim)
-    scale = case.dim**-0.5
+    (q_heads, kv_heads), (dim, value_dim), scale = case.held, case.dims, case.dims[0] ** -0.5
+    q_TND, k_TND = tensor(q_rows, q_heads, dim), tensor(k_rows, kv_heads, dim)
+    v_TNE, dout_TNE = tensor(k_rows, kv_heads, value_dim), tensor(q_rows, q_heads, value_dim)
     prepared = kernel.prepare(segments, device)
     out_TNE, dq_TND = torch.full_like(dout_TNE, POISON), torch.full_like(q_TND, POISON)
     dk_TND = torch.ones(k_TND.shape, device=device)
@@ -134,11 +126,11 @@ def _dense(
     out = torch.full(dout_TNE.shape, POISON, dtype=torch.float64, device=q.device)
     written = torch.zeros(q.shape[:2], dtype=torch.bool, device=q.device)
     loss, every_lse = torch.zeros((), dtype=torch.float64, device=q.device), []
-    group = case.heads // case.kv_heads
+    q_heads, kv_heads = case.heads
     for q_start, q_len, k_start, k_len, q_head, kv_head in case.rows:
-        rows, heads = slice(q_start, q_start + q_len), slice(q_head, q_head + case.heads)
-        keys, kv = slice(k_start, k_start + k_len), slice(kv_head, kv_head + case.kv_heads)
-        k_i, v_i = (t[keys, kv].repeat_interleave(group, dim=1) for t in (k, v))
+        rows, heads = slice(q_start, q_start + q_len), slice(q_head, q_head + q_heads)
+        keys, kv = slice(k_start, k_start + k_len), slice(kv_head, kv_head + kv_heads)
+        k_i, v_i = (t[keys, kv].repeat_interleave(q_heads // kv_heads, dim=1) for t in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q[rows, heads], k_i) * scale
         last = torch.arange(q_len, device=q.device)[:, None] + (k_len - q_len)
         scores = scores.masked_fill(torch.arange(k_len, device=q.device) > last, -torch.inf)
