@@ -61,7 +61,7 @@ def run_calibrate(options: CalibrateOptions, console: Console | None = None) -> 
     console = console or Console()
     table = measure_table(
         find_machine(options.device, kernel=options.kernel, dtype=options.dtype),
-        GRIDS[options.device, options.quick],
+        GRIDS[options.device + ("-quick" if options.quick else "")],
         dim=options.head_dim,
         heads_per_kv=options.heads_per_kv,
         repeats=Repeats(seconds=0.03, least=2, warm_up=1) if options.quick else Repeats(),

@@ -11,13 +11,14 @@ Measuring itself needs PyTorch and is the caller's: `libra.runtime.measure` does
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from itertools import product
 from typing import Final, Literal
 
 import numpy as np
 
+from libra.cost.fields import read_presets
 from libra.cost.kernel_table import DIRECTIONS, KernelTable, segment_flops
 
 Device = Literal["cpu", "cuda"]
@@ -42,9 +43,12 @@ EMPTY: Final = Shape(count=1, q_len=1, k_len=1, heads=1, kv_heads=1)
 class Grid:
     """Which shapes are measured, and how large calls may get."""
 
-    q_len: tuple[int, ...]
-    k_per_q: tuple[int, ...]
-    heads: tuple[int, ...]
+    q_len: Sequence[int]
+    """Query rows of a segment."""
+    k_per_q: Sequence[int]
+    """Keys of a segment over its query rows, the least first."""
+    heads: Sequence[int]
+    """Query heads."""
     rows: int
     """Query rows of a call, where they are not too many operations."""
     longest: int
@@ -52,62 +56,22 @@ class Grid:
     flops: float
     """Operations of a call's forward, unless one segment has more."""
     matmul_size: int
+    """Rows and columns of the matrices whose product is timed."""
 
     def points(self, dim: int, heads_per_kv: int) -> Iterator[tuple[tuple[int, int, int], Shape]]:
         """Index (q, ratio, heads) and shape of every point to measure."""
-        for i, q in enumerate(self.q_len):
-            for j, ratio in enumerate(self.k_per_q):
-                for k, heads in enumerate(self.heads):
-                    keys = q * ratio
-                    if j and keys > self.longest:
-                        continue  # filled from its neighbour with fewer keys
-                    one = float(segment_flops(q, keys, heads, dim, dim, direction="forward"))
-                    count = max(1, min(self.rows // q, int(self.flops // one)))
-                    kv_heads = max(1, heads // heads_per_kv)
-                    yield (i, j, k), Shape(count, q, keys, heads, kv_heads)
+        axes = (enumerate(axis) for axis in (self.q_len, self.k_per_q, self.heads))
+        for (i, q), (j, ratio), (k, heads) in product(*axes):
+            keys = q * ratio
+            if j and keys > self.longest:
+                continue  # filled from its neighbour with fewer keys
+            one = float(segment_flops(q, keys, heads, dim, dim, direction="forward"))
+            count = max(1, min(self.rows // q, int(self.flops // one)))
+            yield (i, j, k), Shape(count, q, keys, heads, max(1, heads // heads_per_kv))
 
 
-GRIDS: Final[Mapping[tuple[Device, bool], Grid]] = MappingProxyType(
-    {
-        ("cpu", False): Grid(
-            q_len=(1, 16, 64, 128, 512, 2048),
-            k_per_q=(1, 2, 4, 16),
-            heads=(1, 4),
-            rows=2048,
-            longest=4096,
-            flops=2e9,
-            matmul_size=2048,
-        ),
-        ("cpu", True): Grid(
-            q_len=(1, 32, 512),
-            k_per_q=(1, 4),
-            heads=(1,),
-            rows=4096,
-            longest=2048,
-            flops=5e8,
-            matmul_size=1024,
-        ),
-        ("cuda", False): Grid(
-            q_len=(1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384),
-            k_per_q=(1, 2, 4, 8, 16, 64),
-            heads=(1, 4, 16),
-            rows=16_384,
-            longest=131_072,
-            flops=2e14,
-            matmul_size=8192,
-        ),
-        ("cuda", True): Grid(
-            q_len=(16, 128, 512, 2048, 8192),
-            k_per_q=(1, 4, 16),
-            heads=(8,),
-            rows=16_384,
-            longest=32_768,
-            flops=2e13,
-            matmul_size=8192,
-        ),
-    }
-)
-"""The grid of each device, and the small one of a quick calibration (True)."""
+GRIDS: Final[Mapping[str, Grid]] = read_presets(Grid, "calibration")
+"""The grid of each device, and the small one of a quick calibration, such as `cpu-quick`."""
 
 
 def fit_table(

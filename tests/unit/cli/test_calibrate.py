@@ -24,7 +24,7 @@ TINY = Grid(
 def test_a_quick_calibration_of_a_cpu_writes_a_table_that_the_simulator_reads(
     tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    monkeypatch.setattr("libra.cli.calibrate.GRIDS", {**GRIDS, ("cpu", True): TINY})
+    monkeypatch.setattr("libra.cli.calibrate.GRIDS", {**GRIDS, "cpu-quick": TINY})
     file = tmp_path / "kernels.toml"
     words = ["calibrate", "--quick", "--device", "cpu", "--head-dim", "16", "--out", str(file)]
     assert main(words) == 0
