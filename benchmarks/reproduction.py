@@ -28,8 +28,8 @@ from benchmarks.synthetic import BUFFER, CORPUS_1M, CORPUS_256K, LengthModel, ge
 from libra.cost import CLUSTERS, MODELS, Model, Parallelism, published_table
 from libra.cost.attention_time import AttentionTime
 from libra.data.packing import Packs, pack_best_fit
+from libra.simulate.compare import select_packs
 from libra.simulate.predict import Setting, WindowSeconds, scheme_seconds
-from libra.simulate.scaling import select_packs
 from libra.simulate.schemes import PREDICTED, SCHEMES
 
 

@@ -13,12 +13,11 @@ from libra.baselines.wlb import WlbConfig, pack_by_cost
 from libra.config import HeadShape, PoolConfig, check_count
 from libra.corpus import Format, read_lengths
 from libra.corpus.read import STDIN
-from libra.data.packing import LongerCut, Packs
+from libra.data.packing import LongerCut, Packing, Packs
 from libra.plan.head_groups import cut_heads
 from libra.plan.place_ulysses import check_ulysses
 from libra.plan.plan_pool import head_shards
 from libra.simulate.schemes import MEASURED, SCHEMES, MeasuredKey, Scheme
-from libra.simulate.stream_packing import Packing
 from libra.simulate.windows import WindowReader
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from libra.config import check_choice, check_count
 from libra.data.lengths import IntArray, check_lengths, segment_workloads
 
+Packing = Literal["sequential", "best-fit"]
 LongerCut = Literal["refuse", "drop", "cut"]
 LongerWhole = Literal["refuse", "drop"]
 

@@ -14,7 +14,7 @@
     best candidate
       |  schemes.py          the ways to balance attention: Ulysses, WLB, TAP, Libra, ...
       |  predict.py          attention seconds of each scheme
-      |  compare.py, scaling.py
+      |  compare.py          schemes in a few windows, and with more or fewer replicas
       v
     Study (results.py) --> table, JSON, report
 

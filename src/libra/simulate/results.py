@@ -31,9 +31,8 @@ from libra.cost.hardware import Cluster
 from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
 from libra.cost.pipeline import ScheduleName
-from libra.data.packing import LongerCut
+from libra.data.packing import LongerCut, Packing
 from libra.simulate.sample import Estimate
-from libra.simulate.stream_packing import Packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

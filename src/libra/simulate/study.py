@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from libra.config import check_count
 from libra.corpus import Format, read_lengths
 from libra.cost.memory import rank_memory
-from libra.data.packing import LongerCut, Packs
+from libra.data.packing import LongerCut, Packing, Packs
 from libra.simulate.compare import (
     Progress,
     compare_schemes,
     microbatch_times,
     pipeline_results,
+    scale_replicas,
     scheme_results,
     worker_loads,
 )
@@ -38,8 +39,6 @@ from libra.simulate.recommend import find_warnings, rank_candidates, recommend
 from libra.simulate.replay import CandidateReplay, replay
 from libra.simulate.results import Candidate, CandidateResult, CorpusSummary, Settings, Study
 from libra.simulate.sample import WindowSample, estimate, sample_windows
-from libra.simulate.scaling import scale_replicas
-from libra.simulate.stream_packing import Packing
 from libra.simulate.windows import WindowReader
 
 FloatArray = NDArray[np.float64]

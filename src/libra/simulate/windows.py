@@ -3,6 +3,14 @@
     chunks of lengths -> refuse, drop or cut -> packer -> packs -> windows of exactly GBS packs
 
 A window is what one optimizer step trains on; the packs that are left at the end fill none.
+
+A packer takes a stream of samples and yields the packs of `libra.data.packing` as soon as they are
+full.  It holds no more than the next pack needs: less than a pack of tokens in sequence, a buffer
+of samples and the open pack in best fit.
+
+    samples (rows of Pieces)     5 7 4 6 2      packs of 8 tokens, in sequence
+    pieces of whole packs        5 3 4 4        held for the next pack: 6 2
+    which of them open a pack    1 0 1 0
 """
 
 from __future__ import annotations
@@ -11,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import Final, get_args
 
 import numpy as np
@@ -18,23 +27,23 @@ from numpy.typing import ArrayLike, NDArray
 
 from libra.config import check_choice, check_count
 from libra.data.lengths import MAX_LENGTH, check_lengths
-from libra.data.packing import LongerCut, Packs
+from libra.data.packing import LongerCut, Packing, Packs, pack_sequential
 from libra.simulate.results import CorpusSummary, LengthBins
-from libra.simulate.stream_packing import (
-    DEFAULT_BUFFER,
-    NOTHING,
-    OPENS,
-    Packing,
-    Pieces,
-    cut_longer,
-    stream_best_fit,
-    stream_sequential,
-    whole_samples,
-)
 
 IntArray = NDArray[np.int64]
 
 _BINS_PER_OCTAVE: Final = 8
+
+Pieces = IntArray
+"""Samples or pieces of them, int64 [4, pieces]: tokens, index in the corpus, first token in the
+sample, and 1 for the first piece of a pack, else 0.
+"""
+
+_DEFAULT_BUFFER: Final = 4096
+"""Samples that best-fit packing chooses from, as in `libra.data.packing.pack_best_fit`."""
+
+_LENGTH, _SAMPLE, _START, _OPENS = range(4)
+_NOTHING: Final[Pieces] = np.empty((4, 0), dtype=np.int64)
 
 
 @cache
@@ -155,7 +164,7 @@ class WindowReader:
         runs = (
             stream_sequential(pieces, self.tokens)
             if self.packing == "sequential"
-            else stream_best_fit(pieces, self.tokens, self.buffer or DEFAULT_BUFFER)
+            else stream_best_fit(pieces, self.tokens, self.buffer or _DEFAULT_BUFFER)
         )
         for window in self._group(runs):
             self._counts.update(windows=1, tokens_in_windows=int(window.lengths.sum()))
@@ -165,11 +174,11 @@ class WindowReader:
 
     def _group(self, runs: Iterable[Pieces]) -> Iterator[Packs]:
         """The packs of all runs in windows of GBS packs."""
-        held = NOTHING
+        held = _NOTHING
         for run in runs:
             # Step 1: the first piece of every pack that is held, then the number of pieces.
             pieces = np.concatenate([held, run], axis=1)
-            firsts = np.append(np.flatnonzero(pieces[OPENS]), pieces.shape[1])
+            firsts = np.append(np.flatnonzero(pieces[_OPENS]), pieces.shape[1])
             # Step 2: whole windows from the front; the rest is held.
             whole = (len(firsts) - 1) // self.packs
             for first in range(0, whole * self.packs, self.packs):
@@ -232,3 +241,67 @@ class WindowReader:
             f"packs={self.packs} packs of tokens={self.tokens}; choose fewer or shorter packs, "
             "or a larger corpus"
         )
+
+
+def whole_samples(lengths: IntArray, first: int) -> Pieces:
+    """Samples `first`, `first` + 1, ... of the corpus as pieces."""
+    pieces = np.zeros((4, len(lengths)), dtype=np.int64)
+    pieces[_LENGTH] = lengths
+    pieces[_SAMPLE] = first + np.arange(len(lengths))
+    return pieces
+
+
+def cut_longer(pieces: Pieces, tokens: int) -> Pieces:
+    """Samples of more than `tokens` tokens as pieces of `tokens` and a rest."""
+    # Lengths 3 9 at 4 tokens: counts 1 3, sources 0 1 1 1, numbers 0 0 1 2, offsets 0 0 4 8.
+    counts = -(-pieces[_LENGTH] // tokens)
+    source = np.repeat(np.arange(len(counts)), counts)
+    number = np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)
+    cut = pieces[:, source]
+    cut[_LENGTH] = np.minimum(cut[_LENGTH] - number * tokens, tokens)
+    cut[_START] += number * tokens
+    return cut
+
+
+def stream_sequential(stream: Iterable[Pieces], tokens: int) -> Iterator[Pieces]:
+    """The pieces of whole packs as of `pack_sequential`; the last, incomplete pack never comes."""
+    opened = _NOTHING  # pieces of the open pack
+    for pieces in stream:
+        joined = np.concatenate([opened, pieces], axis=1)
+        if not joined.size:
+            continue
+        packs = pack_sequential(joined[_LENGTH], tokens, longer="cut", drop_last=False)
+        packed = joined[:, packs.samples]
+        packed[_LENGTH] = packs.lengths
+        packed[_START] += packs.starts
+        packed[_OPENS] = 0
+        packed[_OPENS, packs.offsets[:-1]] = 1
+        full = np.count_nonzero(packs.padding == 0)  # all packs, or all but the last
+        end = int(packs.offsets[full])
+        yield packed[:, :end]
+        opened = packed[:, end:]
+
+
+def stream_best_fit(stream: Iterable[Pieces], tokens: int, buffer: int) -> Iterator[Pieces]:
+    """The pieces of whole packs as of `pack_best_fit`; the end of the stream completes the last."""
+    from libra.data.packing_kernels import fill_packs  # numba: half a second to import
+
+    waiting: list[Pieces] = []
+    opened, room = _NOTHING, -1  # pieces of the open pack, and its free tokens
+    for pieces in chain(stream, [None]):
+        last = pieces is None
+        waiting.append(_NOTHING if pieces is None else pieces)
+        if not last and sum(each.shape[1] for each in waiting) < buffer:
+            continue
+        # Step 1: fill packs from the waiting samples, and keep the rest.
+        joined = np.concatenate(waiting, axis=1)
+        step = max(1, buffer // 16)
+        order, opens, room = fill_packs(joined[_LENGTH], tokens, buffer, step, room, last)
+        waiting = [np.delete(joined, order, axis=1)]
+        # Step 2: part the whole packs from the open one, the last until the end of the stream.
+        packed = np.concatenate([opened, joined[:, order]], axis=1)
+        packed[_OPENS, opened.shape[1] :] = opens
+        firsts = np.flatnonzero(packed[_OPENS])
+        end = packed.shape[1] if last or not len(firsts) else int(firsts[-1])
+        yield packed[:, :end]
+        opened = packed[:, end:]

@@ -11,9 +11,9 @@ from libra.config import PoolConfig
 from libra.cost import CLUSTERS, Model, Parallelism, published_table
 from libra.cost.attention_time import AttentionTime
 from libra.data.packing import Packs
+from libra.simulate.compare import select_packs
 from libra.simulate.predict import Setting
 from libra.simulate.results import Candidate
-from libra.simulate.scaling import select_packs
 
 TOKENS, BATCH, DP, CP = 16_384, 8, 4, 2
 MODEL = Model(

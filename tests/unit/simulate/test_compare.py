@@ -9,14 +9,17 @@ import pytest
 
 from libra.simulate.compare import (
     compare_schemes,
+    fixed_batch,
     microbatch_times,
     pipeline_results,
     scheme_results,
+    weak,
     worker_loads,
 )
-from libra.simulate.predict import WindowSeconds, scheme_seconds
+from libra.simulate.predict import WindowSeconds, scheme_seconds, ulysses_seconds
+from libra.simulate.results import ScalePoint
 from libra.simulate.schemes import PREDICTED
-from tests.unit.simulate.small_cluster import BATCH, CP, SETTING, first_window
+from tests.unit.simulate.small_cluster import BATCH, CP, SETTING, first_window, window
 
 WINDOWS = [first_window(0), first_window(1)]
 
@@ -68,3 +71,27 @@ def test_schedules_that_do_not_divide_are_left_out(
     assert found == {("gpipe", 2), ("gpipe", 4), ("1f1b", 2), ("1f1b", 4), ("interleaved", 2)}
     staged = replace(SETTING, parallelism=replace(SETTING.parallelism, pp=4))
     assert {each.stages for each in pipeline_results(schemes, staged)} == {4}
+
+
+def test_with_more_replicas_ulysses_falls_behind_libra() -> None:
+    points = list(fixed_batch(first_window(), {}, SETTING, most=1024))
+    assert [point.dp for point in points] == [1, 2, 4, 8]
+    assert [point.gpus for point in points] == [2, 4, 8, 16]
+    efficiency = [point.efficiency for point in points]
+    assert efficiency[-1]["libra"] > efficiency[-1]["ulysses"]
+    assert efficiency[0]["ulysses"] > efficiency[-1]["ulysses"]
+
+
+def grown() -> list[ScalePoint]:
+    alone = ulysses_seconds(window(), SETTING)
+    return list(weak(window(), alone, SETTING, most=16, seed=1))
+
+
+def test_weak_scaling_grows_the_batch_with_the_replicas() -> None:
+    points = grown()
+    assert [point.dp for point in points] == [1, 2, 4, 8, 16]
+    rates = [point.tokens_per_second for point in points]
+    assert all(rate["ideal"] >= rate["libra"] >= 0 for rate in rates)
+    ideal = [rate["ideal"] for rate in rates]
+    assert ideal == sorted(ideal)
+    assert points == grown()
