@@ -134,15 +134,12 @@ def report_plan(
         lambda: make(chosen.cu_seqlens, config=config).to_buffer(), repeat=_TIMED_RUNS, number=1
     )
     # Step 2: the same pool with the other placements, whose targets are equal.
-    others: tuple[Placement, ...] = ("surplus", "paper")
-    plans = [
-        [plan],
-        *(
-            [make(chosen.cu_seqlens, config=config.replace(placement=other, speeds="equal"))]
-            for other in others
-            if other != config.placement
-        ),
+    others = [
+        config.replace(placement=other, speeds="equal")
+        for other in ("surplus", "paper")
+        if other != config.placement
     ]
+    plans = [[plan], *([make(chosen.cu_seqlens, config=other)] for other in others)]
     # Step 3: Ulysses, which knows no pools: every pack alone.  Its bytes do not depend on chunks.
     ulysses: list[PoolPlan] = []
     refused = None
