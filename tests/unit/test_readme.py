@@ -1,4 +1,6 @@
-"""Python blocks of README and the guide that are followed by their output print exactly that."""
+"""Python blocks of README and the guide print the output that follows them, and the figures that
+README counts from plans are those of the planner.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import libra
+from tests.pools import real_pool
 
 ROOT = Path(__file__).parents[2]
 WITH_OUTPUT = re.compile(r"```python[^\n]*\n(.*?)```\n+```text\n(.*?)```", re.DOTALL)
@@ -38,6 +44,58 @@ def test_a_block_prints_the_output_that_the_page_shows(page: str, code: str, out
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == output
+
+
+COUNTED = {
+    "256K": (262_144, 128, 8, libra.HeadShape(q=128, kv=16, dim=256)),
+    "1M": (1_048_576, 32, 16, libra.HeadShape(q=128, kv=4, dim=256)),
+}
+"""Tokens of a pack, packs of a window, CP and heads of the pools whose plans README counts."""
+PAPER = {
+    "256K": libra.PoolConfig(placement="paper", head_shards=4, block_size=4096),
+    "1M": libra.PoolConfig(placement="paper", head_shards=4, block_size=8192),
+}
+
+
+def counted_rows() -> list[tuple[str, str, str, str]]:
+    """Pool, placement, busiest worker over mean, and GB moved, of README's table of plans."""
+    _, table = (ROOT / "README.md").read_text(encoding="utf-8").split("### Counted from plans")
+    rows = re.findall(r"^\| ([^|]*?) ?\| ([^|]+) \| ([\d.]+) \| (\d+) \|", table, re.MULTILINE)
+    found = []
+    for pool, placement, busiest, moved in rows:
+        pool = pool.split(",")[0] or found[-1][0]
+        found.append((pool, placement, busiest, moved))
+    return found
+
+
+@pytest.mark.parametrize("pool, placement, busiest, moved", counted_rows())
+def test_plans_have_the_balance_and_bytes_that_readme_counts(
+    pool: str, placement: str, busiest: str, moved: str
+) -> None:
+    tokens, global_batch, cp_size, heads = COUNTED[pool]
+    bounds = real_pool(tokens, global_batch)
+    if placement == "Ulysses":  # every pack in its own CP group
+        config = libra.PoolConfig(pool_size=1, placement="ulysses", chunks=1)
+        groups = [[pack] for pack in bounds]
+    else:
+        config = libra.PoolConfig() if placement == "Libra" else PAPER[pool]
+        groups = [bounds]
+    plans = [
+        libra.plan_pool(group, cp_size=cp_size, config=config, heads=heads) for group in groups
+    ]
+    load = np.concatenate([plan.load for plan in plans])
+    assert f"{load.max() / load.mean():.2f}" == busiest
+    assert f"{sum(plan.traffic.sum() for plan in plans) / 1e9:.0f}" == moved
+
+
+def test_readme_counts_six_plans_and_names_the_figures_of_its_picture() -> None:
+    rows = counted_rows()
+    assert len(rows) == 6
+    caption = (ROOT / "README.md").read_text(encoding="utf-8").split("## How it works")[0]
+    picture = (ROOT / "docs" / "figures" / "pool-256k.svg").read_text(encoding="utf-8")
+    for busiest in (rows[0][2], rows[2][2]):
+        assert f"{busiest} times the mean" in " ".join(caption.split())
+        assert f"{busiest}×" in picture
 
 
 @pytest.mark.slow
