@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import libra
+from libra.cli.main import main
 from tests.pools import real_pool
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +97,26 @@ def test_readme_counts_six_plans_and_names_the_figures_of_its_picture() -> None:
     for busiest in (rows[0][2], rows[2][2]):
         assert f"{busiest} times the mean" in " ".join(caption.split())
         assert f"{busiest}×" in picture
+
+
+@pytest.mark.slow
+def test_the_simulator_gives_the_steps_that_the_pages_show(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Of the pool sizes only the one that the simulator recommends, which changes no scheme.
+    lengths = ROOT / "tests" / "data" / "lengths-code.npy"
+    assert main(["simulate", str(lengths), "--pool-sizes", "4"]) == 0
+    shown = capsys.readouterr().out
+    steps = dict(re.findall(r"^│ (Ulysses|Libra|ideal) +│ ([\d.]+ s) │", shown, re.MULTILINE))
+    speedups = dict(re.findall(r"^│ (Libra|ideal) .* ([\d.]+x) │$", shown, re.MULTILINE))
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"takes {steps['Libra']} where Ulysses takes {steps['Ulysses']}" in readme
+    assert f"{speedups['Libra']} over Ulysses" in readme
+    assert f"would give {speedups['ideal']}" in readme
+    page = (ROOT / "docs" / "simulator.md").read_text(encoding="utf-8")
+    for scheme, step in steps.items():
+        assert re.search(rf"^{scheme} +{step} ", page, re.MULTILINE)
+    assert "Take P=4 B=4096 H=1: a step of 26.23 s" in shown and "a step of 26.23 s" in page
 
 
 @pytest.mark.slow
