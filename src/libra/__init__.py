@@ -21,24 +21,18 @@ if TYPE_CHECKING:
     from libra.runtime.microbatch import Microbatch
     from libra.runtime.pool import SequencePool
 
-_HOME = {
-    "HeadShape": "config",
-    "Microbatch": "runtime.microbatch",
-    "Packs": "data.packing",
-    "PoolConfig": "config",
-    "PoolPlan": "plan.plan_pool",
-    "PoolSampler": "data.sampler",
-    "SequencePool": "runtime.pool",
-    "libra_attention": "runtime.attention",
-    "local_labels": "data.cp_shards",
-    "local_positions": "data.cp_shards",
-    "order_pools": "data.pools",
-    "pack_best_fit": "data.packing",
-    "pack_sequential": "data.packing",
-    "place_packs": "data.pools",
-    "plan_pool": "plan.plan_pool",
-    "refine_pools": "data.pools",
+_MODULES = {
+    "config": ("HeadShape", "PoolConfig"),
+    "data.cp_shards": ("local_labels", "local_positions"),
+    "data.packing": ("Packs", "pack_best_fit", "pack_sequential"),
+    "data.pools": ("order_pools", "place_packs", "refine_pools"),
+    "data.sampler": ("PoolSampler",),
+    "plan.plan_pool": ("PoolPlan", "plan_pool"),
+    "runtime.attention": ("libra_attention",),
+    "runtime.microbatch": ("Microbatch",),
+    "runtime.pool": ("SequencePool",),
 }
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "HeadShape",

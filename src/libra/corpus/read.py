@@ -104,9 +104,8 @@ def load_lengths(
     tokenizer: object = None,
 ) -> IntArray:
     """Sample lengths of a whole corpus, int64 [samples]; arguments and errors of `read_lengths`."""
-    return np.concatenate(
-        list(read_lengths(source, format=format, column=column, tokenizer=tokenizer))
-    )
+    chunks = read_lengths(source, format=format, column=column, tokenizer=tokenizer)
+    return np.concatenate(list(chunks))
 
 
 def _whole(path: Path | None, format: Format | None, request: Request) -> Iterator[IntArray]:

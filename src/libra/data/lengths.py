@@ -120,11 +120,8 @@ def check_workloads(workloads: ArrayLike) -> Loads:
             f"workloads has dtype {array.dtype} (first value {array[:1].tolist()[0]!r}); it must "
             "hold integers that fit an int64, or floats"
         )
-    weights: Loads
-    if array.dtype.kind == "f":
-        weights = array.astype(np.float64, copy=False)
-    else:
-        weights = _as_int64(array, "workloads")
+    is_float = array.dtype.kind == "f"
+    weights: Loads = array.astype(np.float64) if is_float else _as_int64(array, "workloads")
     if (i := first_true(~(np.isfinite(weights) & (weights >= 0)))) is not None:
         raise ValueError(f"workloads[{i}] is {weights[i]}; a workload must be finite and >= 0")
     return weights
