@@ -176,6 +176,7 @@ class _Ring(torch.autograd.Function):
         steps, group = ctx.microbatch.steps, ctx.microbatch.group
         calls = ctx.microbatch.prepared(q_TND, k_TND, v_TNE)
         dout_TNE, part_TND = dout_TNE.contiguous(), torch.empty_like(q_TND)
+        # `own` are dK and dV of this rank's block.
         dq_TND, *own = (torch.zeros_like(t, dtype=lse_TN.dtype) for t in (q_TND, k_TND, v_TNE))
         grad_flight: _Flight | None = None
         for step, block_KW, k, v in _rotate(ctx.microbatch, k_TND, v_TNE):
@@ -206,6 +207,7 @@ def _merge(
     sum_TNE: Tensor, lse_TN: Tensor, part_TNE: Tensor, flat: Tensor, call: _Call, *, opens: bool
 ) -> None:
     """Merge a block's outputs into the sum, which step 0 opens: there every row reads a key."""
+    # `Rows` address buffers of three dimensions, so the LSE is given a last one.
     lse_TN1 = lse_TN[..., None]
     lse_RN1 = flat[call.lse_index][..., None]
     out_RNE = call.rows.gather(part_TNE).to(sum_TNE.dtype)
@@ -228,6 +230,7 @@ def _rotate(
     steps = microbatch.steps
     block_KW = torch.cat([t[steps.shared].flatten(1) for t in (k_TND, v_TNE)], dim=1)
     for step in range(steps.ranks):
+        # Posted before the caller computes, waited for after it.
         flight = _send(microbatch.group, steps.block_hop(step), block_KW)
         yield step, block_KW, *(_split(block_KW, k_TND, v_TNE) if step else (k_TND, v_TNE))
         block_KW = flight.wait(steps.before)
@@ -267,6 +270,7 @@ class _Flight:
 def _send(group: dist.ProcessGroup | None, hop: Hop, block_KW: Tensor) -> _Flight:
     """Post one hop, an all-to-all with few parts that are not empty.  Collective if any moves."""
     arrives = block_KW.new_empty((sum(hop.recv_splits), block_KW.shape[1]))
+    # All ranks know whether any of them sends, so all leave the collective out, or none.
     if group is None or not hop.moves:
         return _Flight(arrives, hop, None)
     sent = block_KW[: sum(hop.send_splits)]

@@ -96,9 +96,12 @@ class RingSteps:
         reads the block, it goes to the block's own rank.
         """
         held, arriving = self.source(step), self.source(step + 1)
+        # Four ranks, block 0 read up to step 2: its gradient goes 1 -> 2 after step 1, 2 -> 0 after
+        # step 2.
         to = self.after if step < self.last[held] else held
         sends = {to: held} if step <= self.last[held] else {}
         receives = {self.before: arriving} if step < self.last[arriving] else {}
+        # In one hop a rank may receive the block before it and, from the last reader, its own.
         if step == self.last[self.rank]:
             receives[self.last_reader] = self.rank
         return Hop(self._splits(sends), self._splits(receives), step <= max(self.last))
@@ -128,6 +131,7 @@ def ring_steps(
                 first[source] = min(begin, first[source]) if last[source] else begin
                 stop[source] = max(end, stop[source])
                 last[source] = step
+    # Padding lies behind the last sample, so it is the end of a rank's rows.
     real, held = _rows_before(shards, rank, np.array([cu_seqlens[-1], tokens])).tolist()
     return RingSteps(
         rank=rank,

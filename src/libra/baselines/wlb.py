@@ -64,6 +64,7 @@ def pack_by_cost(lengths: IntArray, packs: int, tokens: int, config: WlbConfig) 
     ranked = checked[order].tolist()
     if ranked and ranked[0] > most_tokens:
         raise ValueError(f"a sample has {ranked[0]} tokens, more than most_tokens={most_tokens}")
+    # A heap of (cost, pack): the cheapest pack comes first, of equal ones the first.
     open_packs = [(0.0, pack) for pack in range(packs)]
     filled = [0] * packs
     held: list[list[int]] = [[] for _ in range(packs)]
@@ -76,6 +77,7 @@ def pack_by_cost(lengths: IntArray, packs: int, tokens: int, config: WlbConfig) 
                 filled[pack] += length
                 heapq.heappush(open_packs, (cost + length * (length + config.linear_tokens), pack))
                 break
+            # A full pack leaves the heap for good.
             if filled[pack] < most_tokens:
                 passed.append((cost, pack))
         else:

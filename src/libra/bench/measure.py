@@ -74,6 +74,7 @@ def prepare_step(
     """A planned microbatch, and a call that runs one layer of it on random rows.  Collective."""
     cp = runner.mesh["cp"].size()
     replica, cp_rank = divmod(dist.get_rank(), cp)
+    # Packs of one step may differ in tokens (WLB), so rows are counted anew.
     tokens = step.tokens[replica]
     positions = local_positions(tokens, cp, cp_rank, runner.config.shard_layout)
     ready = runner.prepare(step.cu_seqlens(window, replica), tokens, job.heads)
@@ -127,6 +128,8 @@ def _summary(window: int, step: int, clocks: FloatArray, counts: FloatArray) -> 
     """The layer whose straggler is the (lower) median, from clocks [ranks, layers, 3] and counts
     [ranks, 2] of load and bytes sent.
     """
+    # Three layers whose slowest ranks take 4, 9 and 5 ms: the layer of 5 ms counts, as a whole, so
+    # that its parts add up.
     straggler = clocks[:, :, 0].max(axis=0)
     layer = int(np.argsort(straggler, kind="stable")[(len(straggler) - 1) // 2])
     own, compute, cpu = clocks[:, layer].T

@@ -134,6 +134,7 @@ def check_options(options: BenchOptions, world: int) -> None:
         raise ValueError(f"--global-batch {options.global_batch} is no multiple of {dp} replicas")
     if options.config.placement == "ulysses":
         raise ValueError("--config.placement ulysses has no pools; --scheme ulysses runs it")
+    # Pools would refuse this as well, but only after the corpus has been read.
     for scheme in options.schemes:
         _check_scheme(options, scheme, dp)
     for name, path in (("--json", options.json), ("--trace", options.trace)):
@@ -171,6 +172,7 @@ def read_windows(options: BenchOptions) -> list[Packs]:
             f"--windows is {options.windows}, but the corpus fills only {len(windows)} of "
             f"{options.global_batch} packs of {options.tokens} tokens"
         )
+    # Packs by cost may be too full to take all samples: better told before the first scheme runs.
     if any(scheme.packing == "by-cost" for scheme in options.schemes):
         for window in windows:
             pack_by_cost(window.lengths, len(window), window.tokens, options.wlb)

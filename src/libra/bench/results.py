@@ -99,6 +99,7 @@ def compare(times: Mapping[str, Sequence[StepTimes]]) -> dict[str, SchemeResult]
     """
     found = {}
     for key, steps in times.items():
+        # Steps of windows 0 0 1 1 give the slowest of the first two and the slowest of the others.
         windows = groupby(steps, attrgetter("window"))
         slowest = [max(window, key=attrgetter("straggler")) for _, window in windows]
         found[key] = SchemeResult(steps=tuple(steps), mean=_mean(steps), slowest=_mean(slowest))

@@ -72,6 +72,7 @@ def _checked_job(options: BenchOptions, device: torch.device) -> BenchJob:
     digest = [fingerprint(window.lengths.tobytes()) for window in windows]
     facts = {"options": asdict(options), "corpus": digest, "device": device.type}
     reach_consensus(world, "libra bench", problem, facts)
+    # Problems of any rank have been raised by now, on all ranks.
     assert kernel is not None
     best = "bfloat16" if device.type == "cuda" else "float32"
     dtype: torch.dtype = getattr(torch, best if options.dtype == "auto" else options.dtype)
@@ -94,6 +95,7 @@ def _run(job: BenchJob, timeout: timedelta) -> BenchResult | None:
     with _progress(len(runners) * options.windows * options.global_batch // dp) as done:
         times = measure_windows(job, runners, done)
     if options.trace is not None:
+        # Every scheme is planned before the profiler starts, which would record the planning.
         runs = {each.scheme.label: _slowest_step(job, each, times) for each in runners}
         write_profile(runs, device, trace_path(options.trace, dist.get_rank()))
     for pool in {runner.pool for runner in runners if runner.pool is not None}:

@@ -56,6 +56,7 @@ def window_steps(
         )
     if scheme.packing == "by-cost":
         packs = pack_by_cost(window.lengths, len(window), window.tokens, wlb)
+        # Packs of their own sizes, without padding.
         tokens = [int(window.lengths[pack].sum()) for pack in packs]
     else:
         # Row by row of [steps, DP], the packs of one step stand next to each other.
@@ -115,6 +116,7 @@ class SchemeRunner:
             kernel=self.kernel,
         )
         steps = microbatch.steps
+        # At each step a rank sends the block that it holds, until the block's last reader has it.
         sent_rows = sum(sum(steps.block_hop(step).send_splits) for step in range(steps.ranks))
         return Ready(
             attend=partial(ring_attention, microbatch=microbatch),

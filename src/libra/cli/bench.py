@@ -31,7 +31,7 @@ def run_bench(options: BenchOptions) -> int:
     from libra.bench.run import run_ranks, trace_path  # torch comes with it
 
     result = run_ranks(options)
-    if result is None:
+    if result is None:  # another rank than the first
         return 0
     console = table_console(140)
     print_result(result, console)
@@ -61,6 +61,7 @@ def print_result(result: BenchResult, console: Console) -> None:
     table = Table(title=title + (", Ulysses = 1" if relative else ""))
     table.add_column("scheme")
     rows = {key: _cells(scheme) for key, scheme in result.schemes.items()}
+    # Every row has the same columns, because Ulysses is in the run for all schemes or for none.
     for name in next(iter(rows.values())):
         table.add_column(name, justify="right")
     for key, cells in rows.items():

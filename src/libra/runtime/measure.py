@@ -87,6 +87,7 @@ def attention_seconds(
     Every segment has keys of its own.  Key and value heads have `dim` elements.
     """
     segment, zero = np.arange(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    # Segment i has rows [i * q_len, (i + 1) * q_len) and keys [i * k_len, (i + 1) * k_len).
     queries, keys = (segment * q_len, zero + q_len), (segment * k_len, zero + k_len)
     call = AttentionCall(*queries, *keys, zero, zero, heads, kv_heads)
     device, kernel = machine.device, machine.kernel
@@ -97,6 +98,7 @@ def attention_seconds(
         return torch.randn(shape, generator=draw, device=device, dtype=machine.dtype)
 
     q, k, v = rows(q_len, heads), rows(k_len, kv_heads), rows(k_len, kv_heads)
+    # The executor, too, keeps dK and dV in at least fp32.
     sums = torch.promote_types(machine.dtype, torch.float32)
     dk, dv = torch.zeros_like(k, dtype=sums), torch.zeros_like(v, dtype=sums)
     lse = torch.empty(call.lse_size, device=device, dtype=sums)
@@ -128,11 +130,13 @@ def median_seconds(call: Callable[[], object], device: torch.device, repeats: Re
         synchronise(device)
         return watch.total()
 
+    # Step 1: warm up, because the first call may compile or choose an algorithm.
     synchronise(device)
     spent = 0.0
     for _ in range(repeats.warm_up):
         if (spent := spent + seconds()) >= repeats.seconds:
             break
+    # Step 2: few calls of a slow kernel, many of a quick one.
     while len(times) < repeats.most:
         if len(times) >= repeats.least and sum(times) >= repeats.seconds:
             break

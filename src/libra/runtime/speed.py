@@ -56,6 +56,7 @@ class Stopwatch:
 
     def finished(self) -> Iterator[tuple[int, float]]:
         """(pairs, seconds) of each call that the device has ended, once.  Never waits."""
+        # Calls of one stream end in their order: if the first has not ended, no later one has.
         while self._events and self._events[0][2].query():
             pairs, begun, ended = self._events.popleft()
             self._finished.append((pairs, begun.elapsed_time(ended) / 1e3))
@@ -118,6 +119,7 @@ class SpeedMeter:
 
     def add(self, pairs: int, seconds: float) -> None:
         """Count one kernel call."""
+        # Pairs and seconds fade alike, so a long call counts as much as its work.
         self._pairs = _KEEP * self._pairs + pairs
         self._seconds = _KEEP * self._seconds + seconds
 
@@ -137,6 +139,7 @@ def relative_speeds(readings: NDArray[np.int64]) -> NDArray[np.float64] | None:
     """
     if not (readings > 0).all():
         return None
+    # A worker below half a step gets a whole one, or its speed would be 0.
     steps: NDArray[np.float64] = np.rint(readings / readings.mean() / _GRAIN)
     return np.maximum(steps, 1.0) * _GRAIN
 

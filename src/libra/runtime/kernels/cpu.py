@@ -77,6 +77,7 @@ class CpuKernel:
         extents = check_call(call)
         columns = (call.q_start, call.q_len, call.k_start, call.k_len, call.q_head, call.kv_head)
         tasks, lse_start = [], 0
+        # Plain integers, because an array's elements cost more than a view's arithmetic.
         for q_start, q_len, k_start, k_len, q_head, kv_head in np.stack(columns, axis=1).tolist():
             tasks += [
                 Task(
@@ -113,7 +114,9 @@ class CpuKernel:
             if task.opens:
                 out.copy_(part_HRE)
                 out_lse.copy_(part_lse)
-            else:  # merge attention over some keys into attention over others
+            else:
+                # Attention over some keys is merged into attention over others: with log-sum-exps
+                # a and b, the weight of the new part is exp(b) / (exp(a) + exp(b)).
                 out.lerp_(part_HRE.to(out.dtype), torch.sigmoid(part_lse - out_lse)[..., None])
                 torch.logaddexp(out_lse, part_lse, out=out_lse)
         _copy_rows(out_TNE, sum_TNE, prepared)
@@ -140,6 +143,7 @@ class CpuKernel:
                 task.causal,
                 scale=scale,
             )
+            # dQ is written by the first piece of its rows; dK and dV belong to all segments.
             dq = _block(sum_TND, task.queries)
             write = dq.copy_ if task.opens else dq.add_
             write(part_dq[..., :key_dim])
@@ -177,6 +181,7 @@ def cut(q_len: int, k_len: int, leaf: int, *, causal: bool = True) -> tuple[Piec
 
     A single row sees all its keys and is one rectangle, as is a segment that is not causal.
     """
+    # The operator's mask is top-left: right for a square, wrong for a single row with a prefix.
     if q_len == 1 or not causal:
         return (Piece(0, q_len, 0, k_len, causal=False, opens=True),)
     prefix = k_len - q_len
@@ -193,6 +198,7 @@ def cut(q_len: int, k_len: int, leaf: int, *, causal: bool = True) -> tuple[Piec
         upper = -(-rows // 64) * 32 if rows > 32 else rows // 2
         lower = rows - upper
         rectangles.append(Piece(row + upper, lower, prefix + row, upper, causal=False, opens=False))
+        # The upper half comes next, so that squares stand in the order of their rows.
         pending += [(row + upper, lower), (row, upper)]
     return (*squares, *rectangles)
 

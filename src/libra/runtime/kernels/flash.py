@@ -170,6 +170,7 @@ class FlashKernel:
         key_dim, value_dim = buffers.q.shape[2], buffers.v.shape[2]
         for call in prepared.parts:
             dq_RNW, dk_KNW, dv_KNW = self._backward_call(call, buffers, grads.dout, scale)
+            # Rows of Q occur once in a call; keys may be copied, so their sums go set by set.
             call.q.scatter(grads.dq, dq_RNW[..., :key_dim])
             sizes = [rows.count for rows in call.k_sets]
             for rows, dk, dv in zip(
@@ -193,6 +194,7 @@ class FlashKernel:
             arguments[name] = torch.zeros(elements, dtype=dtype, device=dout_TNE.device)
         if build.deterministic:
             arguments["deterministic"] = _wants_deterministic()
+        # A build that fills gradients gets them as wide as the packed rows.
         packed = {f"d{name}": arguments[name] for name in ("q", "k", "v")}
         filled = {name: t.new_empty(t.shape) for name, t in packed.items() if build.fills_grads}
         names = {**build.names, **build.backward_names}

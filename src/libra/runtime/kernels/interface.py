@@ -101,6 +101,7 @@ def check_call(call: AttentionCall) -> Extents:
         _refuse_first(call, name, getattr(call, name) < 0, ">= 0")
     for name in ("q_len", "k_len"):
         _refuse_first(call, name, getattr(call, name) < 1, ">= 1; drop empty segments")
+    # Masks are aligned bottom-right: with fewer keys than rows, the first rows would see none.
     if call.causal:
         need = ">= q_len; causal rows need a key of their own"
         _refuse_first(call, "k_len", call.k_len < call.q_len, need)
@@ -121,6 +122,7 @@ def check_buffers(extents: Extents, buffers: Buffers, grads: Grads | None = None
             f"q, k, v, out are {q.dtype}, {k.dtype}, {v.dtype}, {out.dtype}; "
             "attention needs one dtype: cast them alike"
         )
+    # The log-sum-exp is kept in fp32 for half precision: backward raises e to it.
     want = torch.promote_types(q.dtype, torch.float32)
     if lse.dtype != want or not lse.is_contiguous() or lse.numel() < extents.lse_size:
         raise ValueError(
@@ -136,6 +138,7 @@ def check_buffers(extents: Extents, buffers: Buffers, grads: Grads | None = None
         raise ValueError(
             f"head dims are {q.shape[2]} (key) and {v.shape[2]} (value); they must be >= 1"
         )
+    # A larger buffer is fine: segments address rows and heads of a part of it.
     sides = [(extents.queries, {"q": q, "out": out}), (extents.keys, {"k": k, "v": v})]
     if grads is not None:
         _check_grads(buffers, grads)

@@ -146,6 +146,7 @@ def key_sets(call: AttentionCall) -> list[IntArray]:
     busy: list[tuple[int, int]] = []  # (row from which a colour is free again, colour)
     free: list[int] = []
     colours, current = 0, -1
+    # A heap of busy colours tells which are free again, a heap of free ones the smallest.
     for index in np.lexsort((call.k_start, head_group)).tolist():
         if head_group[index] != current:
             busy, free, colours, current = [], [], 0, int(head_group[index])
@@ -210,12 +211,14 @@ def _make_rows(
     """
     one_head = bool((head == head[0]).all())
     consecutive = one_head and bool((start[1:] == start[:-1] + length[:-1]).all())
-    # Ranges [5, 7) and [1, 4): packed starts are 0 and 2, shifts 5 and -1, rows 5 6 | 1 2 3.
+    # Step 1: rows.  Ranges [5, 7) and [1, 4): packed starts are 0 and 2, shifts 5 and -1, rows
+    # 5 6 | 1 2 3.
     shift = np.repeat(start - (np.cumsum(length) - length), length)
     unit = math.gcd(heads, *head.tolist())
     units = None
     if not one_head:
-        # Heads 2 and 6, four heads each: units of two heads, 1 2 for the first and 3 4.
+        # Step 2: heads.  Heads 2 and 6, four heads each: units of two heads, 1 2 for the first
+        # and 3 4 for the second.
         unit_of_range = head[:, None] // unit + np.arange(heads // unit)
         units = torch.from_numpy(np.repeat(unit_of_range, length, axis=0)).to(device)
     return Rows(
@@ -239,6 +242,8 @@ def lse_index(call: AttentionCall, members: IntArray, device: torch.device) -> T
 
     The flat LSE is ordered by segment, head and row; a build's by head, segment and row.
     """
+    # Segments of 2 and 3 rows, two heads.  The flat LSE has 0 1 | 2 3 for the first segment and
+    # 4 5 6 | 7 8 9 for the second; a build returns 0 1 4 5 6 for head 0 and 2 3 7 8 9 for head 1.
     start = ((np.cumsum(call.q_len) - call.q_len) * call.heads)[members]
     q_len = call.q_len[members]
     row = np.arange(int(q_len.sum())) - np.repeat(np.cumsum(q_len) - q_len, q_len)
