@@ -14,9 +14,7 @@ from libra.config import HeadShape, PoolConfig, check_count
 from libra.corpus import Format, read_lengths
 from libra.corpus.read import STDIN
 from libra.data.packing import LongerCut, Packing, Packs
-from libra.plan.head_groups import cut_heads
-from libra.plan.place_ulysses import check_ulysses
-from libra.plan.plan_pool import head_shards
+from libra.plan.plan_pool import cut_pool_heads
 from libra.simulate.schemes import MEASURED, SCHEMES, MeasuredKey, Scheme
 from libra.simulate.windows import WindowReader
 
@@ -148,10 +146,8 @@ def _check_scheme(options: BenchOptions, scheme: Scheme, dp: int) -> None:
         raise ValueError(
             f"--config.pool-size {config.pool_size} does not divide the {dp} replicas of this job"
         )
-    if config.placement == "ulysses":
-        check_ulysses(options.head_shape(), options.cp)
     if scheme.placement != "ring":
-        cut_heads(options.head_shape(), head_shards(config, options.cp), config.chunks)
+        cut_pool_heads(options.head_shape(), config, options.cp)
 
 
 def read_windows(options: BenchOptions) -> list[Packs]:

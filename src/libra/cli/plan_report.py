@@ -199,7 +199,7 @@ def _figures(report: PlanReport) -> dict[str, Any]:
         "cp_size": plan.cp_size,
         "tokens": plan.tokens,
         "workers": plan.workers,
-        "blocks": len(plan.cuts),
+        "blocks": len(plan.geometry.block_start),
         "tiles": len(plan.assignment),
         "planning_seconds": report.planning_seconds,
         "imbalance": {"home": imbalance(plan.home_load), "planned": plan.imbalance},

@@ -49,7 +49,7 @@ def _print_header(report: PlanReport, console: Console) -> None:
         f"Pool     {origin.pool}: {replicas} packs, {origin.pool_samples:,} samples, "
         f"{replicas * plan.tokens:,} tokens, {plan.workers} workers (CP {plan.cp_size})",
         f"Plan     {plan.config.placement}: {len(plan.assignment):,} tiles "
-        f"({len(plan.cuts):,} blocks x {plan.shards} head shards), planned in "
+        f"({len(plan.geometry.block_start):,} blocks x {plan.shards} head shards), planned in "
         f"[bold]{show_seconds(report.planning_seconds)}[/]",
         sep="\n",
         highlight=False,

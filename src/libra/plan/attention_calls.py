@@ -113,19 +113,21 @@ class PoolSegments(Columns):
         """Query-key pairs times heads."""
         return causal_pairs(self.k_len - self.q_len, self.k_len) * self.heads
 
-    def calls(self) -> tuple[PoolSegments, NDArray[np.bool_]]:
-        """The segments call by call, and which of them begin one: a kernel call is a worker's
-        segments of equal buffers and head width, in order of head groups and rows.
+    def calls(self) -> tuple[IntArray, BoolArray]:
+        """The order of the segments call by call, and which of them then begin one: a kernel call
+        is a worker's segments of equal buffers and head width, in order of head groups and rows.
         """
         call = self.worker, self.chunk, self.q_buffer, self.kv_buffer, self.heads, self.kv_heads
         order = np.lexsort((self.q_start, self.head_group, *reversed(call)))
         opens = np.any([differs(column[order]) for column in call], axis=0)
-        return self.take(order), opens
+        return order, opens
 
 
 def worker_calls(plan: PoolPlan, worker: int) -> tuple[AttentionCall, ...]:
     """One worker's kernel calls in the order in which they run: local ones, then chunk by chunk."""
-    (segments, opens), head_groups = pool_segments(plan, worker).calls(), plan.head_groups
+    head_groups, segments = plan.head_groups, pool_segments(plan, worker)
+    order, opens = segments.calls()
+    segments = segments.take(order)
     # A fetched buffer holds one head group a row, so its only head is number 0.
     kv_head = head_groups.kv_head_group(segments.head_group) * head_groups.kv_heads
     kv_head *= segments.kv_buffer == LOCAL
@@ -184,12 +186,8 @@ def pool_segments(plan: PoolPlan, worker: int | None = None) -> PoolSegments:
     width = np.concatenate([width, np.ones(count.sum(), dtype=np.int64)])
 
     # Step 4: rows.  In a fetched q buffer the head groups of a tile's chunk follow each other.
-    runs, fetch, resident, chunk = (
-        runs.take(each),
-        fetch[each],
-        resident[each],
-        head_groups.chunk(head_group),
-    )
+    runs, fetch, resident = runs.take(each), fetch[each], resident[each]
+    chunk = head_groups.chunk(head_group)
     block, start = visits.left[runs.first], geometry.sample_start[sample[each]]
     tile_rows = geometry.block_stop[block] - geometry.block_start[block]
     behind = np.where(runs.home, 0, head_group % head_groups.per_chunk * tile_rows)

@@ -14,7 +14,7 @@ Worker p * CP + c is rank c of the CP group that holds pack p.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -34,7 +34,7 @@ class Columns:
 
     def take(self, index: IntArray | NDArray[np.bool_]) -> Self:
         """The rows of an index or of a mask."""
-        return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
+        return type(self)(*(getattr(self, column.name)[index] for column in fields(self)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +47,10 @@ class Overlaps(Columns):
     """Index into the second kind."""
     start: IntArray
     stop: IntArray
+
+
+def _none() -> IntArray:
+    return np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,24 +69,24 @@ class Geometry:
     sample_stop: IntArray
     fragment_worker: IntArray
     fragment_start: IntArray
-    fragment_stop: IntArray
     fragment_local: IntArray
     """Row of a fragment's first token at its worker."""
     pack_stop: IntArray
     """Pool position at which each pack's real tokens end, [packs]."""
     sample_shards: Overlaps
     """Samples (left) and the fragments (right) that hold them, ordered by sample, then position."""
-    block_start: IntArray
+    # There are no blocks until `with_cuts` cuts them.
+    block_start: IntArray = field(default_factory=_none)
     """Blocks cover the pool."""
-    block_stop: IntArray
+    block_stop: IntArray = field(default_factory=_none)
     """Blocks end with the real tokens; a block of padding is empty."""
-    block_worker: IntArray
+    block_worker: IntArray = field(default_factory=_none)
     """Q-home of each block."""
-    block_local: IntArray
+    block_local: IntArray = field(default_factory=_none)
     """Row of a block's first token at its Q-home."""
-    block_pairs: IntArray
+    block_pairs: IntArray = field(default_factory=_none)
     """Causal query-key pairs of each block, one head."""
-    block_samples: Overlaps
+    block_samples: Overlaps = field(default_factory=lambda: Overlaps(*[_none()] * 4))
     """Blocks (left) and the samples (right) that they hold rows of, ordered by position."""
 
     @property
@@ -119,7 +123,6 @@ def pool_geometry(
     # Step 2: samples, and which fragments hold them.
     sample_start = np.concatenate([cu[:-1] + p * tokens for p, cu in enumerate(bounds)])
     sample_stop = np.concatenate([cu[1:] + p * tokens for p, cu in enumerate(bounds)])
-    none = np.empty(0, dtype=np.int64)
     without_blocks = Geometry(
         cu_seqlens=bounds,
         tokens=tokens,
@@ -130,16 +133,9 @@ def pool_geometry(
         sample_stop=sample_stop,
         fragment_worker=fragment_worker,
         fragment_start=fragment_start,
-        fragment_stop=fragment_stop,
         fragment_local=np.tile(shards.local, packs),
         pack_stop=np.array([cu[-1] for cu in bounds], dtype=np.int64) + offset.ravel(),
         sample_shards=_overlap(sample_start, sample_stop, fragment_start, fragment_stop),
-        block_start=none,
-        block_stop=none,
-        block_worker=none,
-        block_local=none,
-        block_pairs=none,
-        block_samples=Overlaps(none, none, none, none),
     )
     return with_cuts(without_blocks, uniform_cuts(without_blocks, block_size or tokens))
 

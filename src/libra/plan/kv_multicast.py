@@ -186,9 +186,8 @@ def _hop_one(
     multicast = groups.shared > 0
     ends = multicast & (groups.runs.length[groups.first] > groups.shared)
     end_run, shared = groups.index[groups.first[ends]], groups.shared[ends]
-    stays = np.ones(len(direct.fetch), dtype=np.bool_)
-    stays[groups.index[np.repeat(multicast, groups.count)]] = False
-    kept = np.flatnonzero(stays)
+    shares = groups.index[np.repeat(multicast, groups.count)]
+    kept = np.delete(np.arange(len(direct.fetch)), shares)
     run = np.concatenate([kept, end_run, groups.index[member]])
     low = np.concatenate([np.zeros_like(kept), shared, slices.low])
     high = np.concatenate([direct.length[kept], direct.length[end_run], slices.high])

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.data.lengths import IntArray
+from libra.plan.geometry import scatter_add
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.traffic import kv_buffer_sizes, own_kv_rows
 
@@ -139,7 +140,6 @@ def pool_memory(plan: PoolPlan) -> PoolMemory:
 def _permuted(plan: PoolPlan) -> NDArray[np.bool_]:
     """Whether rows arrive in another order than that of their kv buffer, [chunks, workers]."""
     runs, rows = plan.kv_transfers, plan.kv_buffer_rows
-    elsewhere = np.flatnonzero(rows.arrival != rows.buffer)
-    permuted = np.zeros((plan.head_groups.chunks, plan.workers), dtype=np.bool_)
-    permuted[runs.chunk[elsewhere], runs.destination[elsewhere]] = True
-    return permuted
+    elsewhere = (rows.arrival != rows.buffer).astype(np.int64)
+    shape = plan.head_groups.chunks, plan.workers
+    return np.asarray(scatter_add(shape, (runs.chunk, runs.destination), elsewhere) > 0)

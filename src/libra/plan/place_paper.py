@@ -8,27 +8,27 @@ that the worker neither holds nor was given before, and Q and O where it is not 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.config import HeadShape
 from libra.data.lengths import IntArray
-from libra.plan.geometry import Geometry, scatter_add
+from libra.plan.geometry import scatter_add, uniform_cuts, with_cuts
 from libra.plan.head_groups import cut_heads
+from libra.plan.pool_plan import PoolPlan
 
 
-def place_paper(
-    geometry: Geometry, heads: HeadShape, head_shards: int, tolerance: float
-) -> NDArray[np.int32]:
-    """Worker of each tile, int32 [blocks * H]; tile ID = block * H + shard with blocks counted over
-    the pool.
-    """
+def place_paper(uncut: PoolPlan) -> PoolPlan:
+    """The plan with blocks of at most B tokens, and the worker of each of their tiles."""
+    heads, head_shards = uncut.heads, uncut.shards
+    geometry = with_cuts(uncut.geometry, uniform_cuts(uncut.geometry, uncut.config.block_size))
     # Step 1: tiles by decreasing cost; equal ones keep the order of their IDs.
     width = heads.q // head_shards
     cost = geometry.block_pairs * width
     order = np.argsort(-np.repeat(cost, head_shards), kind="stable")
-    target = (1 + tolerance) * (int(cost.sum()) * head_shards) / geometry.workers
+    target = (1 + uncut.config.tolerance) * (int(cost.sum()) * head_shards) / geometry.workers
 
     # Step 2: the units of K and V that each head shard reads.  A unit is the key/value heads that
     # travel as one.  Shards that share a key/value head share its unit, so that a head fetched for
@@ -43,13 +43,13 @@ def place_paper(
     rank = geometry.fragment_worker[shards.right] % geometry.cp_size
     held = scatter_add((samples, geometry.cp_size), (shards.left, rank), shards.stop - shards.start)
     block_samples = geometry.block_samples
-    assignment: NDArray[np.int32] = _greedy(
+    rows = geometry.block_stop - geometry.block_start
+    assignment = _greedy(
         order,
         cost,
         float(target),
         geometry.block_worker,
-        (geometry.block_stop - geometry.block_start)
-        * (heads.q_bytes(width) + heads.o_bytes(width)),
+        rows * (heads.q_bytes(width) + heads.o_bytes(width)),
         np.searchsorted(block_samples.left, np.arange(len(cost) + 1)),
         block_samples.right,
         held,
@@ -58,7 +58,7 @@ def place_paper(
         last_unit + 1,
         heads.kv_bytes(head_groups.kv_heads),
     )
-    return assignment
+    return replace(uncut, geometry=geometry, assignment=assignment)
 
 
 @numba.njit(cache=True)

@@ -15,13 +15,15 @@ stays at home, so that limits hold and the balance suffers.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import replace
 
-from libra.config import HeadShape, PoolConfig
-from libra.data.lengths import IntArray, causal_pairs
-from libra.plan.geometry import Geometry, scatter_add, with_cuts
+import numpy as np
+
+from libra.config import HeadShape
+from libra.data.lengths import causal_pairs
+from libra.plan.geometry import scatter_add, with_cuts
 from libra.plan.place_surplus_kernels import ByteBudget, Loads, SampleShards, move_surplus
+from libra.plan.pool_plan import PoolPlan
 from libra.plan.traffic import byte_limits
 
 
@@ -29,28 +31,19 @@ def column_count(heads: HeadShape, head_shards: int, chunks: int) -> int:
     """Head columns that pieces are cut from: the finest multiple of H that splits no key/value head
     and M can still cut.
     """
-    fits = [
-        n
-        for n in range(head_shards, heads.kv + 1, head_shards)
-        if heads.kv % n == 0 and heads.q // n % chunks == 0
-    ]
+    multiples = range(head_shards, heads.kv + 1, head_shards)
+    fits = [n for n in multiples if heads.kv % n == 0 and heads.q // n % chunks == 0]
     return max(fits, default=head_shards)
 
 
-def place_surplus(
-    geometry: Geometry,
-    heads: HeadShape,
-    columns: int,
-    config: PoolConfig,
-    node_local_first: bool = True,
-    speeds: IntArray | None = None,
-) -> tuple[Geometry, NDArray[np.int32]]:
-    """The geometry with its blocks cut where pieces end, and the worker of each tile, int32 [blocks
-    * columns].
+def place_surplus(uncut: PoolPlan, *, node_local_first: bool = True) -> PoolPlan:
+    """The plan with its blocks cut where pieces end, its head shards cut into columns, and the
+    worker of each tile.
 
-    With `node_local_first` workers of a node take each other's surplus before others do.  `speeds`
-    [workers] scales each worker's target; None means equal ones.
+    With `node_local_first` workers of a node take each other's surplus before others do.
     """
+    geometry, heads, config = uncut.geometry, uncut.heads, uncut.config
+    columns = column_count(heads, uncut.shards, config.chunks)
     # Step 1: shards of samples, with rows counted from the start of the sample.
     held = geometry.sample_shards
     origin = geometry.sample_start[held.left]
@@ -61,6 +54,7 @@ def place_surplus(
     # Step 2: loads and targets.
     workers, width = geometry.workers, heads.q // columns
     load = scatter_add((workers,), worker, causal_pairs(low, high) * heads.q)
+    speeds = uncut.speeds
     share = np.full(workers, 1 / workers) if speeds is None else speeds / speeds.sum()
     target = (1.0 + config.tolerance) * load.sum() * share
 
@@ -95,7 +89,7 @@ def place_surplus(
     first, last = np.searchsorted(cut.block_start, start), np.searchsorted(cut.block_start, stop)
     for i in range(len(sample)):
         tiles[first[i] : last[i], column[i]] = taker[i]
-    return cut, tiles.ravel()
+    return replace(uncut, geometry=cut, shards=columns, assignment=tiles.ravel())
 
 
 def row_step(tokens: int) -> int:

@@ -6,11 +6,12 @@ exchanges and autograd.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-from numpy.typing import NDArray
 
 from libra.config import HeadShape
-from libra.plan.geometry import Geometry
+from libra.plan.pool_plan import PoolPlan
 
 
 def check_ulysses(heads: HeadShape, cp_size: int) -> None:
@@ -25,9 +26,10 @@ def check_ulysses(heads: HeadShape, cp_size: int) -> None:
         )
 
 
-def place_ulysses(geometry: Geometry) -> NDArray[np.int32]:
-    """Worker of each tile, int32 [blocks * CP]: head shard c of a pack goes to rank c of its CP
+def place_ulysses(uncut: PoolPlan) -> PoolPlan:
+    """The plan with the worker of each tile: head shard c of a pack goes to rank c of its CP
     group.
     """
-    group = geometry.block_worker // geometry.cp_size * geometry.cp_size
-    return (group[:, None] + np.arange(geometry.cp_size)).ravel().astype(np.int32)
+    cp_size, home = uncut.cp_size, uncut.geometry.block_worker
+    tiles = (home // cp_size * cp_size)[:, None] + np.arange(cp_size)
+    return replace(uncut, assignment=tiles.ravel().astype(np.int32))

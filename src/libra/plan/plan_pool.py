@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from libra.config import HeadShape, PoolConfig, check_count
-from libra.plan.geometry import pool_geometry, uniform_cuts, with_cuts
-from libra.plan.head_groups import cut_heads
+from libra.data.lengths import first_true
+from libra.plan.geometry import pool_geometry
+from libra.plan.head_groups import HeadGroups, cut_heads
 from libra.plan.place_ulysses import check_ulysses, place_ulysses
 from libra.plan.pool_plan import PoolPlan
 from libra.plan.traffic import keeps_limits
 
-__all__ = ["PoolPlan", "head_shards", "plan_pool"]
+__all__ = ["PoolPlan", "cut_pool_heads", "plan_pool"]
 
 
 def plan_pool(
@@ -45,10 +45,7 @@ def plan_pool(
     check_count("cp_size", cp_size)
     if tokens is not None:
         check_count("tokens", tokens)
-    if config.placement == "ulysses":
-        check_ulysses(heads, cp_size)
-    shards = head_shards(config, cp_size)
-    cut_heads(heads, shards, config.chunks)  # refuses heads that don't divide, before any work
+    shards = cut_pool_heads(heads, config, cp_size).shards
     geometry = pool_geometry(
         cu_seqlens_per_pack, cp_size=cp_size, layout=config.shard_layout, tokens=tokens
     )
@@ -61,46 +58,36 @@ def plan_pool(
         speeds=None if speeds is None else _relative(speeds, config, geometry.workers),
     )
     if config.placement == "ulysses":
-        return replace(uncut, assignment=place_ulysses(geometry))
-    return _paper(uncut) if config.placement == "paper" else _surplus(uncut)
-
-
-def head_shards(config: PoolConfig, cp_size: int) -> int:
-    """H in force: Ulysses always has one shard a CP rank."""
-    return cp_size if config.placement == "ulysses" else config.head_shards
-
-
-def _paper(uncut: PoolPlan) -> PoolPlan:
-    """Whole tiles of at most B tokens."""
+        return place_ulysses(uncut)
     from libra.plan.place_paper import place_paper  # imports numba, which takes half a second
 
-    config, geometry = uncut.config, uncut.geometry
-    geometry = with_cuts(geometry, uniform_cuts(geometry, config.block_size))
-    assignment = place_paper(geometry, uncut.heads, uncut.shards, config.tolerance)
-    return replace(uncut, geometry=geometry, assignment=assignment)
+    return place_paper(uncut) if config.placement == "paper" else _surplus(uncut)
+
+
+def cut_pool_heads(heads: HeadShape, config: PoolConfig, cp_size: int) -> HeadGroups:
+    """The cut of heads that a configuration asks for; Ulysses always has one shard a CP rank.
+    Raises ValueError where heads don't divide.
+    """
+    if config.placement != "ulysses":
+        return cut_heads(heads, config.head_shards, config.chunks)
+    check_ulysses(heads, cp_size)
+    return cut_heads(heads, cp_size, config.chunks)
 
 
 def _surplus(uncut: PoolPlan) -> PoolPlan:
     """Tiles at home but the surplus, or whole tiles where they balance better within the limits."""
-    from libra.plan.place_surplus import column_count, place_surplus  # imports numba
+    from libra.plan.place_paper import place_paper  # both import numba
+    from libra.plan.place_surplus import place_surplus
 
-    config, heads = uncut.config, uncut.heads
-    columns = column_count(heads, uncut.shards, config.chunks)
-
-    def placed(node_local_first: bool) -> PoolPlan:
-        geometry, assignment = place_surplus(
-            uncut.geometry, heads, columns, config, node_local_first, uncut.speeds
-        )
-        return replace(uncut, geometry=geometry, assignment=assignment, shards=columns)
-
-    best = placed(node_local_first=True)
-    if best.imbalance <= config.tolerance:
+    best = place_surplus(uncut)
+    if best.imbalance <= uncut.config.tolerance:
         return best
     # Too few rows to cut finer.  Workers of a node first may leave room in small parts, which the
     # other order, or whole tiles, can use.
-    best = min(best, placed(node_local_first=False), key=lambda plan: plan.imbalance)
+    other = place_surplus(uncut, node_local_first=False)
+    best = min(best, other, key=lambda plan: plan.imbalance)
     if uncut.speeds is None:
-        whole_tiles = _paper(uncut)
+        whole_tiles = place_paper(uncut)
         if whole_tiles.imbalance < best.imbalance and keeps_limits(whole_tiles, best):
             return whole_tiles
     return best
@@ -122,9 +109,8 @@ def _relative(speeds: ArrayLike, config: PoolConfig, workers: int) -> NDArray[np
         raise ValueError(
             f"speeds have shape {given.shape}; give one number a worker, shape ({workers},)"
         )
-    wrong = np.flatnonzero(~(np.isfinite(given) & (given > 0)))
-    if len(wrong):
-        raise ValueError(f"speeds[{wrong[0]}] is {given[wrong[0]]}; it must be finite and > 0")
+    if (i := first_true(~(np.isfinite(given) & (given > 0)))) is not None:
+        raise ValueError(f"speeds[{i}] is {given[i]}; it must be finite and > 0")
     given = given / given.max()  # so that their mean can't overflow
     relative: NDArray[np.int64] = np.rint(1000 * given / given.mean()).astype(np.int64)
     return np.maximum(relative, 1)

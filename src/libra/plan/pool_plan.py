@@ -80,11 +80,6 @@ class PoolPlan:
         return self.geometry.workers
 
     @property
-    def cuts(self) -> IntArray:
-        """Pool position at which each block starts."""
-        return self.geometry.block_start
-
-    @property
     def tile_home(self) -> IntArray:
         """Worker that holds the Q rows of each tile, int64 [blocks * H]."""
         return np.repeat(self.geometry.block_worker, self.shards)
@@ -216,7 +211,7 @@ class PoolPlan:
         settings = _settings(self.config, self.heads)
         header = np.array([settings, self.tokens, self.cp_size, self.shards], dtype=np.int64)
         speeds = np.empty(0, dtype=np.int64) if self.speeds is None else self.speeds
-        return _pack([header, self.assignment, self.cuts, speeds, *self.cu_seqlens])
+        return _pack([header, self.assignment, self.geometry.block_start, speeds, *self.cu_seqlens])
 
     @staticmethod
     def from_buffer(buffer: NDArray[np.uint8], config: PoolConfig, heads: HeadShape) -> PoolPlan:

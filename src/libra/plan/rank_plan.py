@@ -52,14 +52,12 @@ def make_rank_plan(plan: PoolPlan, worker: int) -> RankPlan:
     geometry = plan.geometry
     kv, kv_multicast, kv_buffers = kv_all_to_alls(plan, worker)
     mine = geometry.block_worker == worker
-    rows = (geometry.block_stop - geometry.block_start)[mine]
-    padding = np.ones(geometry.rows[worker], dtype=np.bool_)
-    padding[spread(geometry.block_local[mine], rows)] = False
+    filled = spread(geometry.block_local[mine], (geometry.block_stop - geometry.block_start)[mine])
     return RankPlan(
         worker=worker,
         workers=plan.workers,
         rows=int(geometry.rows[worker]),
-        padding=np.flatnonzero(padding),
+        padding=np.delete(np.arange(geometry.rows[worker]), filled),
         head_groups=plan.head_groups,
         q=q_all_to_alls(plan, worker),
         kv=kv,

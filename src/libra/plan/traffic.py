@@ -7,7 +7,6 @@ executes give the same figures worker by worker; so does a real exchange.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -91,7 +90,7 @@ def pool_traffic(plan: PoolPlan, segments: PoolSegments | None = None) -> PoolTr
     shape = plan.workers, head_groups.chunks + 1
     pairs = scatter_add(shape, (segments.worker, segments.chunk - LOCAL), segments.pairs)
     fetched_q, fetched_kv, peer_out = _held_for_others(plan)
-    ordered, opens = segments.calls()
+    order, opens = segments.calls()
     return PoolTraffic(
         local_pairs=pairs[:, 0].copy(),
         pairs=pairs[:, 1:].copy(),
@@ -106,7 +105,7 @@ def pool_traffic(plan: PoolPlan, segments: PoolSegments | None = None) -> PoolTr
         fetched_kv=fetched_kv,
         peer_out=peer_out,
         segments=np.bincount(segments.worker, minlength=plan.workers),
-        calls=np.bincount(ordered.worker[opens], minlength=plan.workers),
+        calls=np.bincount(segments.worker[order[opens]], minlength=plan.workers),
     )
 
 
@@ -123,11 +122,6 @@ def kv_buffer_sizes(plan: PoolPlan) -> IntArray:
     hop, and its own.
     """
     return np.asarray(plan.moved_rows[1:].sum(axis=(0, 2)) + own_kv_rows(plan))
-
-
-def extra_memory(plan: PoolPlan) -> IntArray:
-    """`PoolTraffic.extra_memory` without the other counts, int64 [workers]."""
-    return np.asarray(_held_for_others(plan).sum(axis=0))
 
 
 def _held_for_others(plan: PoolPlan) -> IntArray:
@@ -151,8 +145,7 @@ def byte_limits(config: PoolConfig, heads: HeadShape, rows: int) -> IntArray:
     """
     own = rows * heads.token_bytes
     traffic, memory = (
-        _NO_LIMIT if math.isinf(factor) else min(_NO_LIMIT, int(factor * own))
-        for factor in (config.traffic_limit, config.memory_limit)
+        int(min(_NO_LIMIT, factor * own)) for factor in (config.traffic_limit, config.memory_limit)
     )
     return np.array([traffic, traffic, memory], dtype=np.int64)
 
@@ -167,5 +160,5 @@ def keeps_limits(plan: PoolPlan, other: PoolPlan) -> bool:
 
 def _busiest(plan: PoolPlan) -> IntArray:
     """Bytes that the busiest worker sends, receives and holds, int64 [3]."""
-    moved = plan.traffic.sum(axis=0)
-    return np.array([moved.sum(axis=1).max(), moved.sum(axis=0).max(), extra_memory(plan).max()])
+    moved, held = plan.traffic.sum(axis=0), _held_for_others(plan).sum(axis=0)
+    return np.array([moved.sum(axis=1).max(), moved.sum(axis=0).max(), held.max()])

@@ -22,6 +22,7 @@ sample) rows.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 
@@ -67,11 +68,10 @@ def _latest_rows(plan: PoolPlan, worker: int, surplus: float) -> int:
     mine = geometry.fragment_worker[pieces.right] == worker
     origin = geometry.sample_start[pieces.left[mine]]
     low, high = pieces.start[mine] - origin, pieces.stop[mine] - origin
-    above, below = int(high.max()), 0  # rows from `above` on are too few, from `below` on enough
-    while above - below > 1:
-        middle = (above + below) // 2
-        if causal_pairs(np.clip(middle, low, high), high).sum() * plan.heads.q >= surplus:
-            below = middle
-        else:
-            above = middle
+
+    def too_few(row: int) -> bool:
+        """Whether the rows from `row` on are too few."""
+        return bool(causal_pairs(np.clip(row, low, high), high).sum() * plan.heads.q < surplus)
+
+    above = bisect_left(range(int(high.max())), True, lo=1, key=too_few)
     return int((high - np.clip(above, low, high)).sum())

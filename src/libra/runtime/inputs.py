@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from libra.config import HeadShape, PoolConfig
-from libra.plan.head_groups import cut_heads
-from libra.plan.place_ulysses import check_ulysses
-from libra.plan.plan_pool import head_shards
+from libra.plan.plan_pool import cut_pool_heads
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -61,10 +59,7 @@ def find_problem(
         return f"q and k must have the same head dim, and none may be 0; got {shapes}"
     # The last checks are those of planning, which would raise on the planner thread.
     try:
-        heads = head_shape(q, k, v)
-        if config.placement == "ulysses":
-            check_ulysses(heads, cp_size)
-        cut_heads(heads, head_shards(config, cp_size), config.chunks)
+        cut_pool_heads(head_shape(q, k, v), config, cp_size)
     except ValueError as error:
         return str(error)
     return None

@@ -25,9 +25,7 @@ import numpy as np
 
 from libra.config import check_count
 from libra.data.packing import Packs
-from libra.plan.head_groups import cut_heads
-from libra.plan.place_ulysses import check_ulysses
-from libra.plan.plan_pool import head_shards
+from libra.plan.plan_pool import cut_pool_heads
 from libra.simulate.journal import Journal
 from libra.simulate.predict import Setting
 from libra.simulate.replay_window import LIBRA, WindowReplay, WindowTask, replay_window
@@ -184,9 +182,7 @@ def check_candidates(candidates: Sequence[Candidate], setting: Setting) -> None:
     for candidate in candidates:
         try:
             config = candidate.config(setting.config)
-            if config.placement == "ulysses":
-                check_ulysses(setting.heads, spread.cp)
-            cut_heads(setting.heads, head_shards(config, spread.cp), config.chunks)
+            cut_pool_heads(setting.heads, config, spread.cp)
             if spread.dp % candidate.pool_size:
                 raise ValueError(f"P={candidate.pool_size} does not divide dp={spread.dp}")
         except ValueError as error:

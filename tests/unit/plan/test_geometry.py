@@ -41,7 +41,7 @@ def test_every_token_lies_in_one_fragment_of_the_worker_that_holds_it(pool: Smal
     for worker, start, stop, local in zip(
         geometry.fragment_worker.tolist(),
         geometry.fragment_start.tolist(),
-        geometry.fragment_stop.tolist(),
+        np.append(geometry.fragment_start[1:], geometry.tokens * geometry.packs).tolist(),
         geometry.fragment_local.tolist(),
         strict=True,
     ):

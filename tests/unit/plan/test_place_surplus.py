@@ -107,14 +107,11 @@ def test_the_placement_counts_no_byte_too_few(
     config = pool.config.replace(ranks_per_node=ranks_per_node)
     with mock.patch("libra.plan.plan_pool.keeps_limits", return_value=False):
         home = at_home(pool)  # never whole tiles instead
-    columns = surplus.column_count(pool.heads, config.head_shards, config.chunks)
+    uncut = replace(home, config=config, shards=config.head_shards)
     with mock.patch.object(
         surplus, "move_surplus", side_effect=surplus_kernels.move_surplus
     ) as placing:
-        geometry, assignment = surplus.place_surplus(
-            home.geometry, pool.heads, columns, config, node_local_first
-        )
-    plan = replace(home, geometry=geometry, config=config, shards=columns, assignment=assignment)
+        plan = surplus.place_surplus(uncut, node_local_first=node_local_first)
     budget: ByteBudget = placing.call_args.args[4]
     moved = plan.traffic.sum(axis=0)
     needed = home.traffic.sum(axis=0)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 
 from libra.config import HeadShape, PoolConfig
-from libra.plan.geometry import pool_geometry
 from libra.plan.place_ulysses import place_ulysses
 from libra.plan.plan_pool import plan_pool
 from tests.pools import SmallPool, small_pools
@@ -23,8 +22,10 @@ def test_head_shard_c_of_a_pack_is_computed_by_rank_c() -> None:
 
 
 def test_each_pack_stays_in_its_own_cp_group() -> None:
-    geometry = pool_geometry([[0, 4], [0, 4]], cp_size=2, block_size=4)
-    assert place_ulysses(geometry).reshape(-1, 2).tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    config, heads = PoolConfig(pool_size=2, chunks=1, tolerance=9.0), HeadShape(q=2, kv=2, dim=1)
+    uncut = plan_pool([[0, 4], [0, 4]], cp_size=2, config=config, heads=heads)
+    plan = place_ulysses(uncut)
+    assert plan.assignment.reshape(-1, 2).tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
 @settings(max_examples=60)
