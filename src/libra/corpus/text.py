@@ -8,8 +8,9 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from libra.corpus.request import Request, show
 from libra.data.lengths import MAX_LENGTH, IntArray
 from libra.extras import require
 
-CountTokens = Callable[[list[str]], list[int]]
+CountTokens = Callable[[Sequence[str]], list[int]]
 
 _NPY_HEADERS: Final = {  # version 3.0 is for field names, which no plain array has
     (1, 0): npy_format.read_array_header_1_0,
@@ -102,22 +103,32 @@ def read_jsonl(stream: BinaryIO, request: Request) -> Iterator[IntArray]:
     other line must be like it.  Blank lines are skipped.  Raises CorpusError with the line, counted
     from 1, for anything else.
     """
-    rows = _objects(stream, request)
-    first = next(rows, None)
-    if first is None:
-        return
-    line, fields = first
-    column = request.choose_column(fields, line)
-    kind = type(fields[column])
-    if kind not in (int, list, str):
-        problem = f"{column!r} is {show(fields[column])}; it must be an integer, a list of tokens"
-        raise request.error(f"{problem}, or text", line, "line")
-    count = token_counter(request, column) if kind is str else list
-    values = _values(chain([first], rows), column, request)
+    values = _values(stream, request)
     while some := list(islice(values, min(request.chunk, _LINES_AT_A_TIME))):
-        lines, found = zip(*some, strict=True)
+        lines, columns, found = zip(*some, strict=True)
+        count = token_counter(request, columns[0]) if isinstance(found[0], str) else list
         # Objects, because JSON's integers may be too large for an int64.
-        yield request.check_rows(np.array(count(list(found)), dtype=object), lines, "line")
+        yield request.check_rows(np.array(count(found), dtype=object), lines, "line")
+
+
+def _values(stream: BinaryIO, request: Request) -> Iterator[tuple[int, str, Any]]:
+    """Line numbers, the key that is read, and its value on each line, lists as their sizes."""
+    first, column, kind = 0, "", object
+    for line, fields in _objects(stream, request):
+        if not first:
+            first, column = line, request.choose_column(fields, line)
+            kind = type(fields[column])
+            if kind not in (int, list, str):
+                problem = f"{column!r} is {show(fields[column])}; it must be an integer, a list of"
+                raise request.error(f"{problem} tokens, or text", line, "line")
+        if column not in fields:
+            raise request.error(f"has no key {column!r}", line, "line")
+        value = fields[column]
+        if type(value) is not kind:
+            problem = f"{column!r} is {show(value)}; line {first} has {kind.__name__} there"
+            raise request.error(problem, line, "line")
+        # Of a list only its size is kept: a batch of rows may hold millions of tokens.
+        yield line, column, len(value) if isinstance(value, list) else value
 
 
 def _objects(stream: BinaryIO, request: Request) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -137,23 +148,6 @@ def _objects(stream: BinaryIO, request: Request) -> Iterator[tuple[int, dict[str
             problem = f'{show(row)} is no JSON object such as {{"length": 7}}'
             raise request.error(problem, number, "line")
         yield number, row
-
-
-def _values(
-    rows: Iterator[tuple[int, dict[str, Any]]], column: str, request: Request
-) -> Iterator[tuple[int, Any]]:
-    """Line numbers and the key's value of each row, lists as their sizes."""
-    first = None
-    for line, fields in rows:
-        if column not in fields:
-            raise request.error(f"has no key {column!r}", line, "line")
-        value = fields[column]
-        first = first or (line, type(value))
-        if type(value) is not first[1]:
-            problem = f"{column!r} is {show(value)}; line {first[0]} has {first[1].__name__} there"
-            raise request.error(problem, line, "line")
-        # Of a list only its size is kept: a batch of rows may hold millions of tokens.
-        yield line, len(value) if isinstance(value, list) else value
 
 
 def read_npy(stream: BinaryIO, request: Request) -> Iterator[IntArray]:
@@ -207,7 +201,7 @@ def token_counter(request: Request, column: str) -> CountTokens:
         tokenizer = _load_tokenizer(str(tokenizer))
     batch = getattr(tokenizer, "encode_batch", None)
     if callable(batch):
-        return lambda texts: [len(tokens) for tokens in batch(texts)]
+        return lambda texts: [len(tokens) for tokens in batch(list(texts))]
     one = tokenizer if callable(tokenizer) else getattr(tokenizer, "encode", None)
     if not callable(one):
         raise ValueError(
@@ -217,6 +211,7 @@ def token_counter(request: Request, column: str) -> CountTokens:
     return lambda texts: [_token_count(one(text)) for text in texts]
 
 
+@cache
 def _load_tokenizer(name: str) -> Any:
     """The tokenizer of a tokenizer.json, else of a name, from tokenizers or transformers."""
     is_file = Path(name).is_file()

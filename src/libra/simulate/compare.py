@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.cost.pipeline import ScheduleName
+from libra.data.lengths import IntArray
 from libra.data.packing import Packs
 from libra.data.pools import make_pools
 from libra.simulate.predict import Setting, WindowSeconds, ideal_seconds, scheme_seconds
@@ -31,7 +32,6 @@ from libra.simulate.results import (
 from libra.simulate.schemes import PREDICTED, SCHEMES
 
 FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _SCHEDULES: Final[tuple[ScheduleName, ...]] = ("gpipe", "1f1b", "interleaved")
 _STAGES: Final = (2, 4, 8)

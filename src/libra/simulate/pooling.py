@@ -29,7 +29,6 @@ from libra.data.pools import (
 from libra.simulate.results import CorpusSummary, PackSummary, PoolingPoint
 
 FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _CURVE_WINDOWS: Final = 500
 """Most windows that `pooling_points` groups, spread over the corpus."""

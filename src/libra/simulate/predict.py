@@ -21,13 +21,13 @@ from libra.cost.kernel_table import DIRECTIONS
 from libra.cost.models import Model
 from libra.cost.parallelism import Parallelism
 from libra.cost.step import StepSeconds, layer_seconds, step_seconds
+from libra.data.lengths import IntArray
 from libra.data.packing import Packs
 from libra.plan.plan_pool import plan_pool
 from libra.plan.pool_plan import PoolPlan
 from libra.simulate.schemes import PREDICTED, SCHEMES, Scheme
 
 FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _MOST_PLANNED: Final = 1024
 """Workers of the largest pool that is planned: traffic is a matrix of them."""

@@ -22,13 +22,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from libra.config import PoolConfig, ulysses_baseline
+from libra.data.lengths import IntArray
 from libra.data.pools import PackPlacement, PoolOrder, make_pools
 
-IntArray = NDArray[np.int64]
 MeasuredKey = Literal["ulysses", "ring", "wlb", "cluster", "tap", "tap_vrsp", "libra"]
 SchemeKey = Literal[MeasuredKey, "ideal"]
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from libra.config import check_count
 from libra.corpus import Format, read_lengths
 from libra.cost.memory import rank_memory
+from libra.data.lengths import IntArray
 from libra.data.packing import LongerCut, Packing, Packs
 from libra.simulate.compare import (
     Progress,
@@ -42,7 +43,6 @@ from libra.simulate.sample import WindowSample, estimate, sample_windows
 from libra.simulate.windows import WindowReader
 
 FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

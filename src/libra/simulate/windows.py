@@ -23,14 +23,12 @@ from itertools import chain
 from typing import Final, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from libra.config import check_choice, check_count
-from libra.data.lengths import MAX_LENGTH, check_lengths
+from libra.data.lengths import MAX_LENGTH, IntArray, check_lengths
 from libra.data.packing import LongerCut, Packing, Packs, pack_sequential
 from libra.simulate.results import CorpusSummary, LengthBins
-
-IntArray = NDArray[np.int64]
 
 _BINS_PER_OCTAVE: Final = 8
 
