@@ -22,6 +22,6 @@ A model calls one function, `attention.libra_attention`, inside `with pool.micro
     out                            equal to attention on one device
 
 `Executor.backward` runs the same pipeline with dO in and dQ, dK and dV out (`kv_grad_reduce` sums
-the last two).  `all_to_all` holds the one collective that moves rows, `workspace` the memory that all
-layers share, and `failure` names a rank that is lost.
+the last two).  `all_to_all` holds the one collective that moves rows, `workspace` the memory that
+all layers share, and `failure` names a rank that is lost.
 """

@@ -37,7 +37,7 @@ class Saved(NamedTuple):
     v_TNE: Tensor
     out_TNE: Tensor
     lse: Tensor
-    """Flat LSE of the segments computed here, fp32 (fp64 for fp64)."""
+    """Flat LSE of the segments computed here, fp32 (fp64 for fp64), like sums of dK and dV."""
     peer_out: Tensor
     """Outputs computed for other workers, flat."""
     fetched: Tensor
@@ -69,7 +69,7 @@ class Executor:
         peer_out = _allocate(q_TND, space, memory.peer_out, saved=save_for_backward)
         out_TNE = q_TND.new_empty((q_TND.shape[0], plan.heads.q, plan.heads.value_dim))
         _zero_padding(plan, out_TNE)
-        lse = q_TND.new_empty(plan.lse_size, dtype=_accumulator(q_TND.dtype))
+        lse = q_TND.new_empty(plan.lse_size, dtype=torch.promote_types(q_TND.dtype, torch.float32))
         saved = Saved(q_TND, k_TND, v_TNE, out_TNE, lse, peer_out, fetched)
         operands = _cut_operands(plan, saved)
 
@@ -108,9 +108,9 @@ class Executor:
         """
         # Step 1: allocate.
         plan, memory = self.device_plan, self.device_plan.memory
-        dtype, accum_dtype = dout_TNE.dtype, _accumulator(dout_TNE.dtype)
+        dtype, sums_dtype = dout_TNE.dtype, saved.lse.dtype
         accum, space = self.workspace.open(
-            dout_TNE.device, (accum_dtype, memory.accum_fp32), (dtype, memory.backward)
+            dout_TNE.device, (sums_dtype, memory.accum_fp32), (dtype, memory.backward)
         )
         saved = Saved(*map(Tensor.contiguous, saved))
         if plan.refetch:
@@ -241,11 +241,6 @@ def _allocate_grads(
         dk_TND = accum.take(*saved.k_TND.shape).zero_()
         dv_TNE = accum.take(*saved.v_TNE.shape).zero_()
     return plan.operands((dq_TND, dk_TND, dv_TNE, dout_TNE), peer_dq, peer_dkv, peer_dout)
-
-
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of the LSE and of sums of dK and dV."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _zero_padding(device_plan: DevicePlan, rows: Tensor) -> None:

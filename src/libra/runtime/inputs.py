@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from libra.config import HeadShape, PoolConfig
 from libra.plan.plan_pool import cut_pool_heads
 
+# Every layer asks for a shape that is checked already.
+_checked_shape = functools.cache(HeadShape)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -17,7 +21,7 @@ def head_shape(q: Tensor, k: Tensor, v: Tensor) -> HeadShape:
     """
     # None is the default of `HeadShape`, so equal shapes have equal keys.
     v_dim = None if v.shape[2] == q.shape[2] else v.shape[2]
-    return HeadShape(q.shape[1], k.shape[1], q.shape[2], q.element_size(), v_dim)
+    return _checked_shape(q.shape[1], k.shape[1], q.shape[2], q.element_size(), v_dim)
 
 
 def describe(q: Tensor, k: Tensor, v: Tensor) -> dict[str, object]:
