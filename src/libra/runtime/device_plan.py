@@ -19,7 +19,7 @@ from torch import Tensor
 
 from libra.config import HeadShape
 from libra.data.lengths import IntArray
-from libra.plan.all_to_all import AllToAll, KVBuffer
+from libra.plan.all_to_all import AllToAll
 from libra.plan.head_groups import HeadGroups
 from libra.plan.memory import CallMemory
 from libra.plan.rank_plan import RankPlan
@@ -29,13 +29,17 @@ from libra.runtime.workspace import Operand
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DevicePermutation:
-    """How the K and V rows of one kv buffer lie as they land and as kernels read them.
+class DeviceKV:
+    """How the K and V rows of one chunk travel, and how they lie in its kv buffer.
 
     Example: rows land as [b0, a0, a1, b1] and kernels read [a0, a1, b0, b1].  Then
     `landed_of_buffer` is [1, 2, 0, 3] and `buffer_of_landed` is [2, 0, 1, 3].
     """
 
+    first: DeviceAllToAll
+    """Hop 1."""
+    second: DeviceAllToAll
+    """Hop 2."""
     own: Tensor | None
     """Head-group rows of the local tensor that land last, int64; None if there are none."""
     landed_of_buffer: Tensor | None
@@ -44,6 +48,10 @@ class DevicePermutation:
     """The inverse: buffer row of each landed row."""
     passed_on: Tensor
     """Buffer rows that this worker passes on in hop 2, in the order of their all-to-all, int64."""
+    used: bool
+    """Whether the kv buffer has rows here, or any worker sends rows for its own."""
+    blocks: bool
+    """Whether posting hop 2 blocks the thread until hop 1 has arrived."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,13 +88,7 @@ class DevicePlan:
     chunks: int
     """M."""
     q: tuple[DeviceAllToAll, ...]
-    kv: tuple[DeviceAllToAll, ...]
-    """Hop 1 of K and V."""
-    kv_multicast: tuple[DeviceAllToAll, ...]
-    """Hop 2 of K and V."""
-    has_kv: tuple[bool, ...]
-    """Whether the kv buffer has rows here, or any worker sends rows for its own."""
-    permutations: tuple[DevicePermutation, ...]
+    kv: tuple[DeviceKV, ...]
     calls: tuple[tuple[DeviceCall, ...], ...]
     """The calls of each chunk, then, at LOCAL, which is -1, those that need local rows only."""
     lse_size: int
@@ -105,8 +107,6 @@ class DevicePlan:
     """The same for the kv buffers."""
     kv_returns: tuple[tuple[int, ...], ...]
     """kv buffers whose gradients return after each chunk: those that any worker reads."""
-    hop_blocks: tuple[bool, ...]
-    """Whether posting hop 2 of each kv buffer blocks the thread until hop 1 has arrived."""
     idle_forward: int
     """Number of leading chunks in which this worker computes nothing for others.  It posts their
     returns before it computes anything, so that other workers need not wait for its own work."""
@@ -141,28 +141,21 @@ def make_device_plan(
     `multicast_stream` waits between the two hops of K and V; `refetch` makes the backward fetch
     Q, K and V again.
     """
-    # Step 1: which chunks have K and V, which block the thread, and when their gradients return.
+    # Step 1: the transfers of K and V, and when their gradients return.
     # Example: kv_done [1, 1] returns the gradients of both kv buffers after chunk 1: [(), (0, 1)].
     chunks = range(len(rank_plan.q))
-    blocks = tuple(hop_blocks(second, multicast_stream) for second in rank_plan.kv_multicast)
-    has_kv = tuple(rank_plan.kv[n].moves or rank_plan.kv_buffers[n].rows > 0 for n in chunks)
+    kv = tuple(_upload_kv(rank_plan, chunk, device, multicast_stream) for chunk in chunks)
     kv_returns = tuple(
-        tuple(n for n in chunks if has_kv[n] and rank_plan.kv_done[n] == chunk) for chunk in chunks
+        tuple(n for n in chunks if kv[n].used and rank_plan.kv_done[n] == chunk) for chunk in chunks
     )
-    # Step 2: upload indices, let the kernel prepare its calls, and count what is idle.
+    # Step 2: upload other indices, let the kernel prepare its calls, and count what is idle.
     return DevicePlan(
         heads=heads,
         head_groups=rank_plan.head_groups,
         kernel=kernel,
         chunks=len(chunks),
         q=tuple(upload(planned, device) for planned in rank_plan.q),
-        kv=tuple(upload(planned, device) for planned in rank_plan.kv),
-        kv_multicast=tuple(upload(planned, device) for planned in rank_plan.kv_multicast),
-        has_kv=has_kv,
-        permutations=tuple(
-            _upload_permutation(kv_buffer, second, device)
-            for kv_buffer, second in zip(rank_plan.kv_buffers, rank_plan.kv_multicast, strict=True)
-        ),
+        kv=kv,
         calls=_prepare_calls(rank_plan, kernel, device),
         lse_size=rank_plan.lse_size,
         padding=_index(rank_plan.padding, device),
@@ -173,9 +166,8 @@ def make_device_plan(
         q_starts=tuple(accumulate([each.received for each in rank_plan.q], initial=0)),
         kv_starts=tuple(accumulate([each.rows for each in rank_plan.kv_buffers], initial=0)),
         kv_returns=kv_returns,
-        hop_blocks=blocks,
-        idle_forward=_idle_chunks(rank_plan, blocks, [()] * len(chunks)),
-        idle_backward=_idle_chunks(rank_plan, blocks, kv_returns),
+        idle_forward=_idle_chunks(rank_plan, kv, [()] * len(chunks)),
+        idle_backward=_idle_chunks(rank_plan, kv, kv_returns),
     )
 
 
@@ -202,7 +194,7 @@ def _prepare_calls(
 
 
 def _idle_chunks(
-    rank_plan: RankPlan, blocks: Sequence[bool], kv_returns: Sequence[Sequence[int]]
+    rank_plan: RankPlan, kv: Sequence[DeviceKV], kv_returns: Sequence[Sequence[int]]
 ) -> int:
     """Number of leading chunks after which this worker has no row to send back.
 
@@ -212,22 +204,29 @@ def _idle_chunks(
     for chunk, buffers in enumerate(kv_returns):
         # Rows of queries whose outputs return, and of K and V whose gradients do.
         rows = rank_plan.q[chunk].received + sum(rank_plan.kv_buffers[n].rows for n in buffers)
-        if rows or any(blocks[n] for n in buffers) or any(blocks[chunk + 1 : chunk + 2]):
+        posted = [*kv[chunk + 1 : chunk + 2], *[kv[n] for n in buffers]]
+        if rows or any(each.blocks for each in posted):
             return chunk
     return len(kv_returns)
 
 
-def _upload_permutation(
-    kv_buffer: KVBuffer, second: AllToAll, device: torch.device
-) -> DevicePermutation:
-    permutation, passed_on = kv_buffer.permutation, second.send_index
+def _upload_kv(
+    rank_plan: RankPlan, chunk: int, device: torch.device, stream: torch.cuda.Stream | None
+) -> DeviceKV:
+    first, second = rank_plan.kv[chunk], rank_plan.kv_multicast[chunk]
+    buffer, passed_on = rank_plan.kv_buffers[chunk], second.send_index
+    permutation = buffer.permutation
     if permutation is not None:
         passed_on = permutation[passed_on]  # `second` counts rows as they land
-    return DevicePermutation(
-        own=_index(kv_buffer.own_index, device),
+    return DeviceKV(
+        first=upload(first, device),
+        second=upload(second, device),
+        own=_index(buffer.own_index, device),
         landed_of_buffer=_index(None if permutation is None else np.argsort(permutation), device),
         buffer_of_landed=_index(permutation, device),
         passed_on=to_device(passed_on, device),
+        used=first.moves or buffer.rows > 0,
+        blocks=hop_blocks(second, stream),
     )
 
 

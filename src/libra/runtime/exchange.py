@@ -90,17 +90,17 @@ class Exchange:
 
     def dispatch(self, chunk: int, operands: Operands) -> Inbound:
         """Post a chunk's K, V and Q, in this order, and hop 2 unless that would block."""
-        plan = self.device_plan
+        plan, kv = self.device_plan, self.device_plan.kv[chunk]
         # No worker sends anything, and this one reads no rows of its own.
-        if not (plan.has_kv[chunk] or plan.q[chunk].moves):
+        if not (kv.used or plan.q[chunk].moves):
             return Inbound([], None)
         # K and V go first: hop 2 waits for their hop 1, while Q travels.
         with stage("dispatch"):
-            moved = (operands.k, operands.v) if plan.has_kv[chunk] else ()
-            kv = [self._post_kv(chunk, operand) for operand in moved]
-            inbound = Inbound(kv, self.post_queries(chunk, operands.q))
+            moved = (operands.k, operands.v) if kv.used else ()
+            arrivals = [self._post_kv(chunk, operand) for operand in moved]
+            inbound = Inbound(arrivals, self.post_queries(chunk, operands.q))
         # Where posting hop 2 blocks, chunk 0 posts it here, and `complete` that of later chunks.
-        if chunk == 0 or not plan.hop_blocks[chunk]:
+        if chunk == 0 or not kv.blocks:
             self._multicast(chunk, inbound)
         return inbound
 
@@ -115,20 +115,19 @@ class Exchange:
 
     def complete(self, chunk: int, inbound: list[Inbound]) -> None:
         """Wait for a chunk, put its K and V in order, and post hop 2 of the next chunk."""
-        arriving, permutation = inbound[chunk], self.device_plan.permutations[chunk]
-        own, landed_of_buffer = permutation.own, permutation.landed_of_buffer
+        arriving, kv = inbound[chunk], self.device_plan.kv[chunk]
         # Step 1: wait for all rows.
         arriving.wait()
         # Step 2: own rows follow those that have landed; then all go where kernels read them.
         for arrival in arriving.kv:
             landed_RW = arrival.landed_RW
-            if own is not None:
-                torch.index_select(arrival.local_XW, 0, own, out=landed_RW[-len(own) :])
-            if landed_of_buffer is not None:
-                torch.index_select(landed_RW, 0, landed_of_buffer, out=arrival.buffer_RW)
+            if kv.own is not None:
+                torch.index_select(arrival.local_XW, 0, kv.own, out=landed_RW[-len(kv.own) :])
+            if kv.landed_of_buffer is not None:
+                torch.index_select(landed_RW, 0, kv.landed_of_buffer, out=arrival.buffer_RW)
         # Step 3: a thread that hop 2 would block posts it now, while the chunk before computes.
         after = chunk + 1
-        if after < self.device_plan.chunks and self.device_plan.hop_blocks[after]:
+        if after < self.device_plan.chunks and self.device_plan.kv[after].blocks:
             self._multicast(after, inbound[after])
 
     def post_return(
@@ -148,16 +147,17 @@ class Exchange:
 
     def _post_kv(self, chunk: int, operand: Operand) -> KVArrival:
         """Post hop 1 of a chunk's K or V."""
-        plan, local_XW, buffer_RW = self.device_plan, operand.rows(LOCAL), operand.rows(chunk)
-        landed_RW, first = buffer_RW, plan.kv[chunk]
-        if plan.permutations[chunk].landed_of_buffer is not None:
+        kv, local_XW = self.device_plan.kv[chunk], operand.rows(LOCAL)
+        landed_RW = buffer_RW = operand.rows(chunk)
+        if kv.landed_of_buffer is not None:
             landed_RW = self.space.take(*buffer_RW.shape)
-        hop = self._send(first, local_XW, landed_RW[: first.received]) if first.moves else None
+        into_RW = landed_RW[: kv.first.received]
+        hop = self._send(kv.first, local_XW, into_RW) if kv.first.moves else None
         return KVArrival(local_XW, landed_RW, buffer_RW, hop)
 
     def _multicast(self, chunk: int, inbound: Inbound) -> None:
         """Post hop 2 of a chunk's K and V, if any worker passes rows on."""
-        first, second = self.device_plan.kv[chunk], self.device_plan.kv_multicast[chunk]
+        first, second = self.device_plan.kv[chunk].first, self.device_plan.kv[chunk].second
         if not second.moves:
             return
         # 3 rows from holders and 2 from first readers: hop 2 lands in rows [3, 5).

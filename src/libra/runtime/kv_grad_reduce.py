@@ -44,61 +44,58 @@ class KVGradReduce:
     def __init__(
         self, exchange: Exchange, scratch: CastScratch, buffer: int, grads: Operand
     ) -> None:
-        plan = exchange.device_plan
-        self.blocks = plan.hop_blocks[buffer]
+        self._kv = exchange.device_plan.kv[buffer]
+        self.blocks = self._kv.blocks
         """Whether `send` blocks the thread until the rows of hop 2 have arrived."""
         self._exchange = exchange
         self._scratch = scratch
-        self._first, self._second = plan.kv[buffer], plan.kv_multicast[buffer]
-        self._permutation = plan.permutations[buffer]
         self._sums_RW = grads.rows(buffer)
         self._local_XW = grads.rows(LOCAL)
         self._transfer: Transfer | None = None
         """The last hop that is posted."""
         self._cast_RW = self._sums_RW
         """Room for the sums in the dtype that travels, where they have to be permuted too."""
-        permuted = self._permutation.buffer_of_landed is not None
+        permuted = self._kv.buffer_of_landed is not None
         if permuted and self._sums_RW.dtype != exchange.space.flat.dtype:
             self._cast_RW = exchange.space.take(*self._sums_RW.shape)
 
     def collect(self) -> None:
         """Add the sums of this worker's own rows to its local gradient, and post hop 2."""
-        arrived = self._first.received + self._second.received
-        own, buffer_of_landed = self._permutation.own, self._permutation.buffer_of_landed
+        kv, arrived = self._kv, self._kv.first.received + self._kv.second.received
         # Own rows lie behind those that landed; in a permuted buffer they lie anywhere.
-        if own is not None:
+        if kv.own is not None:
             own_RW = self._sums_RW[arrived:]
-            if buffer_of_landed is not None:
-                own_RW = piece(self._scratch.holders, 0, (len(own), self._sums_RW.shape[1]))
-                torch.index_select(self._sums_RW, 0, buffer_of_landed[arrived:], out=own_RW)
-            self._local_XW.index_add_(0, own, own_RW)
-        if self._second.moves:
-            self._transfer = self._send_back(self._second, self._first.received, arrived)
+            if kv.buffer_of_landed is not None:
+                own_RW = piece(self._scratch.holders, 0, (len(kv.own), self._sums_RW.shape[1]))
+                torch.index_select(self._sums_RW, 0, kv.buffer_of_landed[arrived:], out=own_RW)
+            self._local_XW.index_add_(0, kv.own, own_RW)
+        if kv.second.moves:
+            self._transfer = self._send_back(kv.second, kv.first.received, arrived)
 
     def send(self) -> None:
         """Add the rows of hop 2 to the sums, and post hop 1."""
-        if not self._first.moves:
+        kv = self._kv
+        if not kv.first.moves:
             return
         stream = None if self._transfer is None else self._exchange.device_plan.multicast_stream
         # Without hop 2 nothing has to be waited for, so no second stream is needed.
         with on_stream(stream):
             if self._transfer is not None:
-                rows = self._transfer.wait()
-                index, ranges = self._permutation.passed_on, self._second.destinations
-                add_rows(self._sums_RW, index, ranges, rows, self._scratch.first_readers)
-            self._transfer = self._send_back(self._first, 0, self._first.received)
+                rows, ranges = self._transfer.wait(), kv.second.destinations
+                add_rows(self._sums_RW, kv.passed_on, ranges, rows, self._scratch.first_readers)
+            self._transfer = self._send_back(kv.first, 0, kv.first.received)
 
     def finish(self) -> None:
         """Wait for the rows of hop 1 and add them to the local gradient."""
         if self._transfer is not None:
             rows = self._transfer.wait()
-            index, ranges = self._first.send_index, self._first.destinations
+            index, ranges = self._kv.first.send_index, self._kv.first.destinations
             add_rows(self._local_XW, index, ranges, rows, self._scratch.holders)
 
     def _send_back(self, hop: DeviceAllToAll, start: int, stop: int) -> Transfer:
         """Post the sums of the landed rows [start, stop), in the dtype that travels."""
         space, width = self._exchange.space, self._sums_RW.shape[1]
-        buffer_of_landed = self._permutation.buffer_of_landed
+        buffer_of_landed = self._kv.buffer_of_landed
         rows_RW = space.take(stop - start, width)
         if buffer_of_landed is None:
             rows_RW.copy_(self._sums_RW[start:stop])

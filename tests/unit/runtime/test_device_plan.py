@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("eager_multicasts")
 def test_permutations_are_inverses_of_each_other(worker: int) -> None:
     rank_plan = make_rank_plan(pool_plan(), worker)
     prepared = make_device_plan(rank_plan, pool_plan().heads, NoKernel(), CPU)
-    for device, planned in zip(prepared.permutations, rank_plan.kv_buffers, strict=True):
+    for device, planned in zip(prepared.kv, rank_plan.kv_buffers, strict=True):
         assert (device.landed_of_buffer is None) == (planned.permutation is None)
         if device.landed_of_buffer is not None and device.buffer_of_landed is not None:
             both = device.landed_of_buffer[device.buffer_of_landed]

@@ -37,7 +37,7 @@ def rows_arrive(
     returned = out.local >= 0
     assert torch.equal(out.local[returned], q.local[returned])
     assert returned.sum() == sum(queries.sent * q.heads for queries in prepared.q)
-    passed_on = any(second.sent for second in prepared.kv_multicast)
+    passed_on = any(kv.second.sent for kv in prepared.kv)
     return any(queries.received for queries in prepared.q), passed_on
 
 
