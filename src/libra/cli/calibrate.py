@@ -86,6 +86,7 @@ def measure_table(
     """Measure every point of `grid` behind a progress bar."""
     from libra.runtime.measure import attention_seconds, matmul_rate
 
+    # The speeds of the table are fractions of the rate of this product.
     peak = matmul_rate(machine, grid.matmul_size, repeats=repeats)
     shapes = [EMPTY, *(shape for _, shape in grid.points(dim, heads_per_kv))]
     seconds = {

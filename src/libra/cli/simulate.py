@@ -122,8 +122,10 @@ def run_simulate(options: SimulateOptions, console: Console | None = None) -> in
 
     Raises ValueError for options and files that cannot be used.
     """
+    # Step 1: everything that may be wrong is refused before the corpus is read.
     config = make_study(options)
     _check_outputs(options)
+    # Step 2: the study.
     console = console or table_console(_PIPE_COLUMNS)
     with _readable_twice(config) as readable, stage_progress(console) as progress:
         study = run_study(readable, progress)
@@ -133,6 +135,7 @@ def run_simulate(options: SimulateOptions, console: Console | None = None) -> in
         command=_command(options),
         corpus=replace(study.corpus, source=config.source),
     )
+    # Step 3: print it, then write the files.
     print_study(study, console)
     _write(options, study)
     written = {"figures": options.json, "report": options.html, "plots": options.plots}
@@ -159,21 +162,25 @@ def _readable_twice(config: StudyConfig) -> Iterator[StudyConfig]:
 
 def make_study(options: SimulateOptions) -> StudyConfig:
     """The study that the options ask for.  Raises ValueError."""
+    # Step 1: the machine, the model and how it is spread; sections of a file come before options.
     described = describe(options.cluster)
     cluster = described.cluster
     model: Model = described.model or find_preset("model", options.model, MODELS)
-    shown = {each.name for each in fields(options)}
     spread = described.parallelism or Parallelism(
-        **{
-            each.name: getattr(options, each.name)
-            for each in fields(Parallelism)
-            if each.name in shown
-        }
+        dp=options.dp,
+        cp=options.cp,
+        global_batch=options.global_batch,
+        tokens=options.tokens,
+        tp=options.tp,
+        pp=options.pp,
+        ep=options.ep,
+        recompute=options.recompute,
     )
     spread.chunk_layers(model)  # refuses what cannot be spread so, before a corpus is read
     options.study.check()
     if options.config.placement == "ulysses":
         raise ValueError("placement='ulysses' has no pools to choose; it is compared anyway")
+    # Step 2: the candidates, and the setting that they share.
     heads = model.heads(tp=spread.tp)
     candidates = _candidates(options, spread.dp, heads)
     table = cluster_table(cluster, heads, options.kernels)
@@ -200,6 +207,7 @@ def _candidates(options: SimulateOptions, dp: int, heads: HeadShape) -> list[Can
     powers = [1 << i for i in range(1, dp.bit_length()) if dp % (1 << i) == 0]
     sizes = options.pool_sizes or powers or [1]
     blocks = options.block_sizes or ((2048, 4096, 8192, 16384) if paper else (4096,))
+    # A chunk holds whole query heads of every shard.
     chunks, usual = options.config.chunks, (1, 2, 4) if paper else (1,)
     shards = options.head_shards or [h for h in usual if heads.q % (h * chunks) == 0] or [1]
     return [Candidate(*each) for each in dict.fromkeys(product(sizes, blocks, shards))]

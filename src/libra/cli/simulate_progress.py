@@ -31,6 +31,7 @@ def stage_progress(console: Console) -> Iterator[Progress]:
 
 def _show(bars: progress.Progress, stage: str, done: int, total: int | None) -> None:
     """Move the bar of a stage, which appears with its first call."""
+    # Stages are told apart by their names.
     task = next((task.id for task in bars.tasks if task.description == stage), None)
     if task is None:
         task = bars.add_task(stage)

@@ -76,6 +76,7 @@ def _scheme_table(study: Study) -> Table:
     names = ("", "step", "attention", "exposed", "other", "speedup")
     table = _table("Schemes: step time of the slowest pool", *names)
     for row in study.schemes:
+        # The step, then its three parts.
         parts = (row.step_seconds, row.attention_seconds, row.exposed_seconds, row.other_seconds)
         table.add_row(row.label, *map(show_seconds, parts), f"{row.speedup:.2f}x")
     return table

@@ -65,6 +65,7 @@ class Grid:
             keys = q * ratio
             if j and keys > self.longest:
                 continue  # filled from its neighbour with fewer keys
+            # As many segments as fill `rows`, but no more operations than a point may cost.
             one = float(segment_flops(q, keys, heads, dim, dim, direction="forward"))
             count = max(1, min(self.rows // q, int(self.flops // one)))
             yield (i, j, k), Shape(count, q, keys, heads, max(1, heads // heads_per_kv))
@@ -88,6 +89,7 @@ def fit_table(
     `seconds` are those of the empty call and of every point of the grid, forward and backward.
     Heads have `dim` elements, and up to `heads_per_kv` query heads share a key/value head.
     """
+    # Step 1: the fraction of the peak at every point that was measured.
     call = seconds[EMPTY]
     fractions = np.full((2, len(grid.q_len), len(grid.k_per_q), len(grid.heads)), np.nan)
     for point, shape in grid.points(dim, heads_per_kv):
@@ -98,6 +100,7 @@ def fit_table(
                 shape.q_len, shape.k_len, shape.heads, dim, dim, direction=direction
             )
             fractions[(way, *point)] = shape.count * float(flops) / spent / peak
+    # Step 2: long rectangles take the fraction of the longest that was measured.
     for j in range(1, len(grid.k_per_q)):
         shorter, longer = fractions[:, :, j - 1], fractions[:, :, j]
         fractions[:, :, j] = np.where(np.isnan(longer), shorter, longer)

@@ -62,7 +62,8 @@ def compare_schemes(
         seconds: WindowSeconds | None
         if scheme == "libra":
             seconds = libra[n]
-        elif scheme == "ideal":  # follows from Ulysses, which comes first
+        elif scheme == "ideal":
+            # Follows from Ulysses, which comes first.
             seconds = ideal_seconds(found["ulysses"][n], windows[n].tokens, setting)
         else:
             seconds = scheme_seconds(windows[n], setting, scheme)
@@ -227,6 +228,7 @@ def fixed_batch(
     planned once; `known` are those of some schemes at the setting's own.
     """
     batch = setting.parallelism.global_batch
+    # Seconds by scheme and replicas of a pool; None where pools are too large to plan.
     table: dict[tuple[str, int], WindowSeconds | None] = {
         (key, each.pool_size): each for key, each in known.items()
     }
@@ -266,6 +268,7 @@ def weak(
 
 def select_packs(packs: Packs, chosen: IntArray) -> Packs:
     """Some packs, in the order given and as often as named."""
+    # Packs of 2 3 1 pieces, packs 2 0 chosen: pieces 5 0 1, offsets 0 1 3.
     pieces = np.arange(len(packs.lengths))
     where = np.concatenate([pieces[packs.pieces_of(pack)] for pack in chosen])
     return Packs(
@@ -293,6 +296,7 @@ def _point(at: Setting, found: Mapping[str, WindowSeconds | None]) -> ScalePoint
 
 def _draw(packs: int, wanted: int, source: np.random.Generator) -> IntArray:
     """Packs drawn at random: a second time only once every pack was drawn."""
+    # Two packs, five wanted: 1 0 | 0 1 | 1.
     rounds = [source.permutation(packs) for _ in range(-(-wanted // packs))]
     return np.concatenate(rounds)[:wanted]
 

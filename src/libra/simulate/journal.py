@@ -27,6 +27,7 @@ class Journal:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self._path = path
         self._known: dict[tuple[int, ...], tuple[str, WindowReplay]] = {}
+        # Through JSON, so that tuples compare equal to the lists that are read.
         head = json.loads(json.dumps({"kind": _KIND, "settings": settings}))
         self._read(head)
         try:
@@ -38,6 +39,7 @@ class Journal:
 
     def find(self, task: WindowTask) -> WindowReplay | None:
         """The figures of a task that was done before.  Raises ValueError for another corpus."""
+        # The digest is made only of windows that the journal has.
         key = _key(task)
         if key not in self._known:
             return None

@@ -113,6 +113,7 @@ def pool_curve(windows: Iterable[NDArray[np.int64]], pool_sizes: Sequence[int]) 
     checked = [check_workloads(weights) for weights in windows]
     if not checked:
         raise ValueError("there is no window: the corpus is smaller than one global batch")
+    # Three figures a window and size, [windows, sizes, 3].
     rows = [[_imbalances(weights, size) for size in pool_sizes] for weights in checked]
     before, placed, refined = np.array(rows).transpose(2, 0, 1)
     heaviest = np.array([heaviest_pack(weights) for weights in checked])
@@ -191,6 +192,7 @@ def random_grouping(
         count = min(per_shuffle, draws - start)
         windows = source.permutation(weights)[: count * packs].reshape(count, packs)
         mean = windows.mean(axis=1)
+        # Pools of neighbours: [windows, packs] to [windows, pools, P].
         for i, size in enumerate(pool_sizes):
             heaviest = windows.reshape(count, -1, size).mean(axis=2).max(axis=1)
             # A window of padding only is balanced.

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from libra.baselines.wlb import MOST_TOKENS, WlbConfig, pack_by_cost
+from libra.baselines.wlb import WlbConfig, pack_by_cost
 from libra.config import HeadShape, PoolConfig, check_choice, ulysses_baseline
 from libra.cost.attention_time import AttentionCost, AttentionTime
 from libra.cost.kernel_table import DIRECTIONS
@@ -42,9 +42,6 @@ class Setting:
     time: AttentionTime
     config: PoolConfig
     """Libra's configuration; a candidate has its own P, B and H."""
-
-    most_tokens: float = MOST_TOKENS
-    """Most tokens of a pack that WLB style packing makes, over L."""
 
     @property
     def heads(self) -> HeadShape:
@@ -102,6 +99,7 @@ class WindowSeconds:
     def replicas(self, values: FloatArray, parallelism: Parallelism) -> FloatArray:
         """`values` [pools] for each microbatch of a step, [GA, DP]."""
         shape = (parallelism.microbatches, parallelism.dp)
+        # Pools of two, DP 4, GA 2: a b c d  ->  a a b b | c c d d.
         return np.repeat(values, self.pool_size).reshape(shape)
 
     def take(self, chosen: IntArray) -> WindowSeconds:
@@ -163,7 +161,7 @@ def _repacked_seconds(packs: Packs, setting: Setting) -> WindowSeconds:
     a_pair = whole.mean_compute_seconds / tokens**2
     layer = layer_seconds(setting.model, setting.parallelism, setting.time.cluster)
     a_token = (layer.forward + layer.backward) / tokens
-    config = WlbConfig(most_tokens=setting.most_tokens, linear_tokens=a_token / a_pair)
+    config = WlbConfig(linear_tokens=a_token / a_pair)
     packed = pack_by_cost(packs.lengths, len(packs), tokens, config)
     # Step 2: each pack padded to a multiple of cp, a pack without samples too.
     lengths = [packs.lengths[pack] for pack in packed]
@@ -178,8 +176,10 @@ def _repacked_seconds(packs: Packs, setting: Setting) -> WindowSeconds:
 
 def ideal_seconds(ulysses: WindowSeconds, tokens: int, setting: Setting) -> WindowSeconds:
     """The work of Ulysses, whose workers share a pack equally, spread over all; nothing moves."""
+    # Step 1: every worker computes as long as the mean one.
     compute = np.full_like(ulysses.compute, ulysses.compute.mean())
     heads = max(1, setting.heads.q // setting.parallelism.cp)
+    # Step 2: both passes share that time as they do for one sample that fills a pack.
     table = setting.time.table
     forward, backward = (
         float(table.seconds(tokens, tokens, heads, direction=each)) for each in DIRECTIONS

@@ -53,8 +53,10 @@ def recommend(
     `config` is the configuration of that candidate, with which `schemes` are compared; `cap` is the
     memory of a GPU in bytes.
     """
+    # Step 1: how far each candidate is behind the best.
     best = candidates[ranked[0]]
     behind = [candidates[i].step_seconds / best.step_seconds - 1 for i in ranked]
+    # Step 2: the recommendation in words.
     if best.fits:
         text = (
             f"Take {best}: a step of {best.step_seconds:.2f} s, "
@@ -130,6 +132,7 @@ def find_warnings(
     if corpus.windows < 4:
         found.append(f"the corpus fills {corpus.windows} window(s) only: figures may be luck")
     if config.placement == "paper":  # `surplus` cuts tiles at any row
+        # A pack of one whole sample has 2 * B / L of its work in its last tile.
         mean = float(workloads.mean()) / spread.tokens**2
         tile = 2 * config.block_size * spread.cp / (config.head_shards * spread.tokens * mean)
         if tile > 1 + config.tolerance:

@@ -73,17 +73,20 @@ def replay(
     Raises ValueError for a candidate that doesn't fit, naming it, for no candidate, a sample of
     windows that don't exist, and a journal of other settings or another corpus.
     """
+    # Step 1: refuse candidates before any window is read.
     check_candidates(candidates, setting)
     check_count("workers", workers)
+    # Step 2: replay the tasks, or take them from the journal.
     total = len(sample.windows) * len(candidates)
     tasks = _make_tasks(windows, candidates, setting, sample)
     found: dict[tuple[Candidate, int], WindowReplay] = {}
-    # Without a file the journal writes to the null device, and finds nothing there.
+    # Without a file the journal writes to the null device, and finds nothing in it.
     with closing(Journal(journal or Path(os.devnull), _identity(setting))) as record:
         for task, result in _run(tasks, workers, record):
             record.add(task, result)
             found[task.candidate, task.window] = result
             progress(len(found), total)
+    # Step 3: the figures of each candidate, windows in corpus order.
     replays = []
     for candidate in candidates:
         chosen = tuple(found[candidate, number] for number in sample.windows.tolist())
@@ -129,6 +132,7 @@ def _run(
     running: dict[Future[WindowReplay], WindowTask] = {}
     try:
         for task in tasks:
+            # Tasks are made as they are needed, so only a few windows are held.
             known = record.find(task)
             if known is not None:
                 yield task, known
@@ -162,6 +166,7 @@ def _finished(
 
 def estimate_figures(windows: Sequence[WindowReplay], sample: WindowSample) -> dict[str, Estimate]:
     """Estimates of every figure from the windows of `sample`, in the same order."""
+    # A window has one value of its own figures and one a pool of the others.
     columns = [each.figures() for each in windows]
     found = {}
     for name in columns[0]:

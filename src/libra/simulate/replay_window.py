@@ -170,10 +170,12 @@ def replay_window(task: WindowTask) -> WindowReplay:
 
 def pool_figures(plan: PoolPlan, cost: AttentionCost, *, planning_seconds: float) -> PoolReplay:
     """The figures of one plan, which costs `cost`."""
+    # Step 1: loads of the workers, and bytes that pass between them.
     load, home = plan.load, plan.home_load
     traffic = plan.traffic.sum(axis=0)  # [workers, workers], from row to column
     node = np.arange(plan.workers) // plan.config.ranks_per_node
     across = np.where(node[:, None] != node, traffic, 0)
+    # Step 2: the home of every tile; the tiles of a block are neighbours.
     tile_home = np.repeat(plan.geometry.block_worker, plan.head_groups.shards)
     return PoolReplay(
         cost=cost,
@@ -198,6 +200,7 @@ def _step_imbalance(busiest: FloatArray, mean: FloatArray, per_index: int) -> fl
 
     `busiest` and `mean` [pools] are the loads of each pool's busiest and mean worker.
     """
+    # Loads 5 3 2 4, two pools an index: the slowest are 5 and 4.
     equal = float(mean.mean())
     slowest = busiest.reshape(-1, per_index).max(axis=1)
     return float(slowest.mean()) / equal - 1.0 if equal else 0.0

@@ -262,6 +262,7 @@ def _candidate_result(
     kept, workspace = estimates["kept_bytes"].most, estimates["workspace_bytes"].most
     memory = rank_memory(setting.model, spread, fetched=kept, workspace=workspace).total
     fits = memory <= config.cap
+    # Step 3: every figure in the units of the report.
     giga = 1e9
     return CandidateResult(
         **asdict(candidate),

@@ -193,6 +193,7 @@ class WindowReader:
 
     def _admit(self, chunk: ArrayLike) -> Pieces:
         """Check and count a chunk; the pieces to pack."""
+        # Step 1: refuse bad lengths by their place in the corpus.
         first = self._counts["samples"]
         lengths = check_lengths(chunk, name=f"lengths (from sample {first} of the corpus)")
         too_long = lengths > self.tokens
@@ -204,6 +205,7 @@ class WindowReader:
                 f"pack of tokens={self.tokens}; choose longer='drop' or longer='cut', or a larger "
                 "tokens"
             )
+        # Step 2: count all samples, then drop or cut longer ones.
         self._count(lengths)
         pieces = whole_samples(lengths, first)
         if not count:
@@ -220,6 +222,7 @@ class WindowReader:
         self._counts.update(samples=len(lengths), tokens=int(lengths.sum()))
         self._shortest = min(self._shortest, int(lengths.min(initial=MAX_LENGTH)))
         self._longest = max(self._longest, int(lengths.max(initial=0)))
+        # Edges 1 2 3: lengths 1 2 2 lie in bins 0 1 1.
         bins = np.searchsorted(bin_edges(), lengths, side="right") - 1
         self._bins[0] += np.bincount(bins, minlength=self._bins.shape[1])
         np.add.at(self._bins[1], bins, lengths)
@@ -269,6 +272,7 @@ def stream_sequential(stream: Iterable[Pieces], tokens: int) -> Iterator[Pieces]
         if not joined.size:
             continue
         packs = pack_sequential(joined[_LENGTH], tokens, longer="cut", drop_last=False)
+        # A piece of a piece keeps its sample, and starts further on in it.
         packed = joined[:, packs.samples]
         packed[_LENGTH] = packs.lengths
         packed[_START] += packs.starts
