@@ -134,20 +134,17 @@ def check_options(options: BenchOptions, world: int) -> None:
         raise ValueError("--config.placement ulysses has no pools; --scheme ulysses runs it")
     # Pools would refuse this as well, but only after the corpus has been read.
     for scheme in options.schemes:
-        _check_scheme(options, scheme, dp)
+        config = scheme.pool_config(options.config, dp)
+        if dp % config.pool_size:
+            raise ValueError(
+                f"--config.pool-size {config.pool_size} does not divide the {dp} replicas of this "
+                "job"
+            )
+        if scheme.placement != "ring":
+            cut_pool_heads(options.head_shape(), config, options.cp)
     for name, path in (("--json", options.json), ("--trace", options.trace)):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise ValueError(f"{name} {path} cannot be written; name a file in a folder there is")
-
-
-def _check_scheme(options: BenchOptions, scheme: Scheme, dp: int) -> None:
-    config = scheme.pool_config(options.config, dp)
-    if dp % config.pool_size:
-        raise ValueError(
-            f"--config.pool-size {config.pool_size} does not divide the {dp} replicas of this job"
-        )
-    if scheme.placement != "ring":
-        cut_pool_heads(options.head_shape(), config, options.cp)
 
 
 def read_windows(options: BenchOptions) -> list[Packs]:

@@ -129,14 +129,11 @@ def check_buffers(extents: Extents, buffers: Buffers, grads: Grads | None = None
             f"lse is {lse.dtype}[{lse.numel()}], contiguous={lse.is_contiguous()}; "
             f"it must be contiguous {want} of at least {extents.lse_size} elements"
         )
-    if q.shape[2] != k.shape[2] or v.shape[2] != out.shape[2]:
+    dims = [tensor.shape[2] for tensor in (q, k, v, out)]
+    if dims[0] != dims[1] or dims[2] != dims[3] or not all(dims):
         raise ValueError(
-            f"head dims are q {q.shape[2]}, k {k.shape[2]}, v {v.shape[2]}, "
-            f"out {out.shape[2]}: q must match k, and v must match out"
-        )
-    if q.shape[2] < 1 or v.shape[2] < 1:
-        raise ValueError(
-            f"head dims are {q.shape[2]} (key) and {v.shape[2]} (value); they must be >= 1"
+            f"head dims of q, k, v, out are {dims}: q must match k, v must match out, and none may "
+            "be 0"
         )
     # A larger buffer is fine: segments address rows and heads of a part of it.
     sides = [(extents.queries, {"q": q, "out": out}), (extents.keys, {"k": k, "v": v})]
