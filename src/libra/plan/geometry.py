@@ -75,7 +75,7 @@ class Geometry:
     """Pool position at which each pack's real tokens end, [packs]."""
     sample_shards: Overlaps
     """Samples (left) and the fragments (right) that hold them, ordered by sample, then position."""
-    # There are no blocks until `with_cuts` cuts them.
+    # Empty until `with_cuts` cuts blocks.
     block_start: IntArray = field(default_factory=_none)
     """Blocks cover the pool."""
     block_stop: IntArray = field(default_factory=_none)
@@ -99,12 +99,10 @@ def pool_geometry(
     cu_seqlens_per_pack: Sequence[ArrayLike],
     *,
     cp_size: int,
-    block_size: int | None = None,
     layout: ShardLayout = "contiguous",
     tokens: int | None = None,
 ) -> Geometry:
-    """Lay out a pool of packs, with blocks of at most `block_size` tokens; None makes every
-    fragment a block.
+    """Lay out a pool of packs; every fragment is a block until `with_cuts` cuts it.
 
     `tokens` is L; None takes the common end of all `cu_seqlens`.  Rows of a pack after the end of
     its cu_seqlens are padding and cost nothing.  Raises ValueError for an empty pool, packs of
@@ -137,7 +135,7 @@ def pool_geometry(
         pack_stop=np.array([cu[-1] for cu in bounds], dtype=np.int64) + offset.ravel(),
         sample_shards=_overlap(sample_start, sample_stop, fragment_start, fragment_stop),
     )
-    return with_cuts(without_blocks, uniform_cuts(without_blocks, block_size or tokens))
+    return with_cuts(without_blocks, fragment_start)
 
 
 def _common_end(bounds: Sequence[IntArray]) -> int:

@@ -125,15 +125,14 @@ class PoolMemory:
 def pool_memory(plan: PoolPlan) -> PoolMemory:
     """`call_memory` in bytes."""
     memory, size = call_memory(plan), plan.heads.bytes
-    refetch = plan.config.backward == "refetch"
-    kept = memory.peer_out if refetch else memory.fetched + memory.peer_out
-    everything = memory.forward + memory.fetched + memory.peer_out
-    forward = (memory.forward + memory.fetched if refetch else memory.forward) * size
+    # What is fetched again in backward lies in the workspace of either pass.
+    again = memory.fetched * (plan.config.backward == "refetch")
+    kept, forward = memory.fetched - again + memory.peer_out, memory.forward + again
     backward = memory.backward * size + memory.accum_fp32 * max(4, size)
     return PoolMemory(
         kept=kept * size,
-        workspace=np.maximum(forward, backward),
-        workspace_without_gradients=everything * size,
+        workspace=np.maximum(forward * size, backward),
+        workspace_without_gradients=(kept + forward) * size,
     )
 
 

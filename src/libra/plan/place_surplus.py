@@ -54,9 +54,8 @@ def place_surplus(uncut: PoolPlan, *, node_local_first: bool = True) -> PoolPlan
     # Step 2: loads and targets.
     workers, width = geometry.workers, heads.q // columns
     load = scatter_add((workers,), worker, causal_pairs(low, high) * heads.q)
-    speeds = uncut.speeds
-    share = np.full(workers, 1 / workers) if speeds is None else speeds / speeds.sum()
-    target = (1.0 + config.tolerance) * load.sum() * share
+    speeds = np.ones(workers) if uncut.speeds is None else uncut.speeds
+    target = (1.0 + config.tolerance) * load.sum() * (speeds / speeds.sum())
 
     # Step 3: pieces that move.  Each column counts as many key/value heads as the one that reads
     # most: of 12 query heads over 3, four columns of 3 read heads 0, 0-1, 1-2 and 2, so it is 2.

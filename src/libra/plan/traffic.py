@@ -77,9 +77,7 @@ def pool_traffic(plan: PoolPlan, segments: PoolSegments | None = None) -> PoolTr
     kv, passed_on = (rows * heads.kv_bytes(head_groups.kv_heads) for rows in (kv, passed_on))
     back = q.transpose(0, 2, 1)
 
-    dispatched, backward_dispatched = q * q_row + kv, q * o_row
-    if plan.config.backward == "refetch":
-        backward_dispatched = backward_dispatched + dispatched
+    dispatched, again = q * q_row + kv, plan.config.backward == "refetch"
     # dK and dV return after the last chunk that reads their buffer, first to who passed rows on.
     backward_collected, backward_returned = np.zeros_like(kv), back * q_row
     for buffer, chunk in enumerate(head_groups.kv_done):
@@ -97,8 +95,8 @@ def pool_traffic(plan: PoolPlan, segments: PoolSegments | None = None) -> PoolTr
         dispatched=dispatched,
         passed_on=passed_on,
         returned=back * o_row,
-        backward_dispatched=backward_dispatched,
-        backward_passed_on=passed_on * (plan.config.backward == "refetch"),
+        backward_dispatched=q * o_row + again * dispatched,
+        backward_passed_on=again * passed_on,
         backward_collected=backward_collected,
         backward_returned=backward_returned,
         fetched_q=fetched_q,

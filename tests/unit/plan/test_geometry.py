@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libra.data.cp_shards import local_positions
-from libra.plan.geometry import Geometry, pool_geometry, spread, with_cuts
+from libra.plan.geometry import Geometry, pool_geometry, spread, uniform_cuts, with_cuts
 from tests.pools import SmallPool, small_pools
 from tests.slow_planner import sample_tables, shard_holders
 
 
 def lay_out(pool: SmallPool) -> Geometry:
-    return pool_geometry(
+    config = pool.config
+    return cut_evenly(
         pool.packs,
+        config.block_size,
         cp_size=pool.cp_size,
-        block_size=pool.config.block_size,
-        layout=pool.config.shard_layout,
+        layout=config.shard_layout,
         tokens=pool.tokens,
     )
+
+
+def cut_evenly(packs: list[list[int]], block_size: int, **options: Any) -> Geometry:
+    """A pool with blocks of at most `block_size` tokens."""
+    geometry = pool_geometry(packs, **options)
+    return with_cuts(geometry, uniform_cuts(geometry, block_size))
 
 
 def holder_of_rows(pool: SmallPool) -> dict[int, tuple[int, int]]:
@@ -116,20 +125,20 @@ def test_cutting_a_pool_at_its_own_blocks_changes_nothing(pool: SmallPool) -> No
 
 
 def test_a_block_is_cut_where_a_shard_ends() -> None:
-    geometry = pool_geometry([[0, 10]], cp_size=2, block_size=4)
+    geometry = cut_evenly([[0, 10]], 4, cp_size=2)
     assert geometry.block_start.tolist() == [0, 4, 5, 8]
     assert geometry.block_worker.tolist() == [0, 0, 1, 1]
     assert geometry.block_pairs.tolist() == [10, 5, 21, 19]
 
 
 def test_a_block_of_padding_is_empty_and_one_that_meets_it_is_short() -> None:
-    geometry = pool_geometry([[0, 3]], cp_size=1, block_size=2, tokens=6)
+    geometry = cut_evenly([[0, 3]], 2, cp_size=1, tokens=6)
     assert geometry.block_stop.tolist() == [2, 3, 4]
     assert geometry.block_pairs.tolist() == [3, 3, 0]
 
 
 def test_empty_samples_are_dropped() -> None:
-    geometry = pool_geometry([[0, 0, 3, 3, 5, 5]], cp_size=1, block_size=8)
+    geometry = pool_geometry([[0, 0, 3, 3, 5, 5]], cp_size=1)
     assert geometry.sample_start.tolist() == [0, 3]
     assert geometry.sample_stop.tolist() == [3, 5]
 
@@ -167,4 +176,4 @@ def test_packs_that_do_not_fit_are_refused(
     packs: list[list[int]], tokens: int | None, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        pool_geometry(packs, cp_size=2, block_size=4, tokens=tokens)
+        pool_geometry(packs, cp_size=2, tokens=tokens)
