@@ -24,7 +24,8 @@ from libra.extras import check_installed
 Measure = Callable[[Any], Any]
 """From an Arrow array without nulls to numpy's array of its rows' lengths."""
 
-FILE_MAGIC: Final = b"ARROW1"
+MAGICS: Final = (b"ARROW1", b"\xff\xff\xff\xff")
+"""First bytes of a file and of a stream."""
 STATE: Final = "state.json"
 SPLITS: Final = "dataset_dict.json"
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -166,7 +167,7 @@ def _open_arrow(path: Path, column: str | None = None) -> Any:
     import pyarrow as pa
 
     with path.open("rb") as file:
-        is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
+        is_file = file.read(len(MAGICS[0])) == MAGICS[0]
         file.seek(max(0, file.seek(0, 2) - len(_END_OF_STREAM)))
         # A stream cut between two batches would be read without an error.
         if not is_file and file.read() != _END_OF_STREAM:

@@ -42,9 +42,7 @@ _READERS: Final[dict[Format, _Reader]] = {
     "text": _Reader(text.read_text, (".txt",)),
     "jsonl": _Reader(text.read_jsonl, (".jsonl", ".ndjson")),
     "parquet": _Reader(arrow.read_parquet, (".parquet",), (b"PAR1",)),
-    "arrow": _Reader(
-        arrow.read_arrow, (".arrow", ".feather"), (arrow.FILE_MAGIC, b"\xff\xff\xff\xff")
-    ),
+    "arrow": _Reader(arrow.read_arrow, (".arrow", ".feather"), arrow.MAGICS),
     "megatron": _Reader(megatron.read_megatron, (".idx",), (megatron.MAGIC,)),
     "huggingface": _Reader(arrow.read_saved_dataset),
 }

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.data.lengths import MAX_LENGTH, IntArray, first_true
+from libra.data.lengths import MAX_LENGTH, IntArray, first_non_integer, first_true
 
 LENGTH_COLUMNS: Final = ("length", "lengths", "num_tokens", "n_tokens", "token_count", "seq_len")
 TOKEN_COLUMNS: Final = ("input_ids", "tokens")
@@ -87,8 +87,7 @@ class Request:
         if not len(values):
             return np.empty(0, dtype=np.int64)
         if values.dtype.kind not in "iuO":
-            whole = values == np.floor(values) if values.dtype.kind == "f" else np.zeros(1, bool)
-            wrong = int(np.argmin(whole))  # the first NaN or fraction; else only the type is wrong
+            wrong = first_non_integer(values)
             problem = f"{show(values[wrong].item())} ({values.dtype}) is no integer"
             raise self.error(problem, rows[wrong], unit)
         if (i := first_true((values < 1) | (values > MAX_LENGTH))) is not None:

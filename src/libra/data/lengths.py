@@ -143,7 +143,7 @@ def _integers(values: ArrayLike, name: str) -> IntArray:
     if not array.size:
         return np.empty(0, dtype=np.int64)  # an empty list reads as floats
     if array.dtype.kind not in "iu":
-        i = _first_non_integer(array)
+        i = first_non_integer(array)
         value = array[i : i + 1].tolist()[0]
         raise ValueError(f"{name}[{i}] is {value!r} (dtype {array.dtype}); it must be an integer")
     return _as_int64(array, name)
@@ -156,12 +156,11 @@ def _as_int64(array: NDArray[Any], name: str) -> IntArray:
     return array.astype(np.int64, copy=False)
 
 
-def _first_non_integer(array: NDArray[Any]) -> int:
+def first_non_integer(array: NDArray[Any]) -> int:
     """Index of the first value that is no whole number; 0 where only the dtype is wrong."""
+    wrong = np.zeros(1, dtype=np.bool_)
     if array.dtype.kind == "f":
-        return int(np.argmax(array != np.floor(array)))
-    if array.dtype.kind == "O":
-        values = array.tolist()
-        fits = [type(v) is int and abs(v) < 2**63 for v in values]
-        return fits.index(False) if False in fits else 0
-    return 0
+        wrong = array != np.floor(array)
+    elif array.dtype.kind == "O":
+        wrong = np.array([type(v) is not int or abs(v) >= 2**63 for v in array.tolist()])
+    return int(wrong.argmax())
