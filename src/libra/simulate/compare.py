@@ -227,12 +227,11 @@ def fixed_batch(
     Attention seconds depend on the replicas through the size of pools only, so equal pools are
     planned once; `known` are those of some schemes at the setting's own.
     """
-    batch = setting.parallelism.global_batch
     # Seconds by scheme and replicas of a pool; None where pools are too large to plan.
     table: dict[tuple[str, int], WindowSeconds | None] = {
         (key, each.pool_size): each for key, each in known.items()
     }
-    for at in _respread(setting, dict.fromkeys(_powers(min(most, batch)), batch)):
+    for at in _respread(setting, most, weak=False):
         found = {}
         for key in _SCALED:
             size = SCHEMES[key].pool_size(setting.config.pool_size, at.parallelism.dp)
@@ -252,10 +251,8 @@ def weak(
     enough.  `alone` is Ulysses on every one of the packs; it takes packs one by one, so a drawn
     window needs no plans of its own.
     """
-    microbatches = setting.parallelism.microbatches
     source = np.random.default_rng(seed)
-    replicas = _powers(min(most, _MOST_PACKS // microbatches))
-    for at in _respread(setting, {dp: microbatches * dp for dp in replicas}):
+    for at in _respread(setting, most, weak=True):
         drawn = _draw(len(packs), at.parallelism.global_batch, source)
         ulysses = alone.take(drawn)
         found = {
@@ -301,16 +298,16 @@ def _draw(packs: int, wanted: int, source: np.random.Generator) -> IntArray:
     return np.concatenate(rounds)[:wanted]
 
 
-def _powers(most: int) -> list[int]:
-    """1, 2, 4, ... up to `most`."""
-    return [1 << i for i in range(most.bit_length())]
-
-
-def _respread(setting: Setting, batches: Mapping[int, int]) -> Iterator[Setting]:
-    """The setting with each number of replicas and its global batch, where it can be spread so."""
-    for dp, batch in batches.items():
+def _respread(setting: Setting, most: int, *, weak: bool) -> Iterator[Setting]:
+    """The setting with 1, 2, 4, ... replicas up to `most`, where it can be spread so: with its own
+    global batch, or with its own microbatches a replica.
+    """
+    spread = setting.parallelism
+    limit = _MOST_PACKS // spread.microbatches if weak else spread.global_batch
+    for dp in (1 << i for i in range(min(most, limit).bit_length())):
+        batch = spread.microbatches * dp if weak else spread.global_batch
         try:
-            shape = replace(setting.parallelism, dp=dp, global_batch=batch)
+            shape = replace(spread, dp=dp, global_batch=batch)
         except ValueError:
             continue
         yield replace(setting, parallelism=shape)

@@ -63,7 +63,9 @@ def recommend(
             f"{best.tokens_per_second:,.0f} tokens/s"
         )
         if sum(each.fits for each in candidates) > 1:
-            text += f"; next is {candidates[ranked[1]]}, {_trail(behind[1])}"
+            ahead = f"{-behind[1]:.1%} faster with larger pools"
+            trail = ahead if behind[1] < 0 else f"{behind[1]:.1%} slower"
+            text += f"; next is {candidates[ranked[1]]}, {trail}"
         text += "."
     else:
         least = min(each.memory_gigabytes for each in candidates)
@@ -80,12 +82,6 @@ def recommend(
             for i, each in zip(ranked[1:], behind[1:], strict=True)
         ),
     )
-
-
-def _trail(behind: float) -> str:
-    if behind < 0:
-        return f"{-behind:.1%} faster with larger pools"
-    return f"{behind:.1%} slower"
 
 
 def _faster_scheme(schemes: Sequence[SchemeResult]) -> str:
