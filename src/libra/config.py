@@ -8,7 +8,8 @@ import dataclasses
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, Literal, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -191,10 +192,10 @@ def check_fields(
     those in `shares` are at most 1.  Fields of other types are left to the dataclass.  Returns the
     numbers as Python's own.
     """
-    kind = type(settings)
+    kind: type = type(settings)
     numbers: dict[str, int | float] = {}
     # bool is a subclass of int: `check_count` and `check_number` refuse it where a number is due.
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in _types(kind).items():
         where, value = f"{kind.__name__}.{name}", getattr(settings, name)
         if get_origin(hint) is Literal:
             check_choice(where, value, get_args(hint))
@@ -209,6 +210,12 @@ def check_fields(
                 where, value, zero=name in zero, most=most, endless=name in endless
             )
     return numbers
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    """Types of a dataclass's fields, looked up once: every layer makes a shape of heads."""
+    return get_type_hints(kind)
 
 
 def check_count(name: str, value: object, *, least: int = 1) -> int:
