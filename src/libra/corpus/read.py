@@ -133,11 +133,9 @@ def _read_folder(folder: Path, format: Format | None, request: Request) -> Itera
     if format == "huggingface" or (format is None and (folder / arrow.STATE).exists()):
         return arrow.read_saved_dataset(folder, request)
     if format is None and (folder / MDS_INDEX).exists():
-        raise CorpusError(
-            folder,
-            f"is an MDS dataset ({MDS_INDEX}), which Libra does not read: convert lengths to .npy "
-            "with the package `streaming`, as the documentation shows",
-        )
+        problem = f"is an MDS dataset ({MDS_INDEX}), which Libra does not read: convert lengths to"
+        advice = ".npy with the package `streaming`, as the documentation shows"
+        raise CorpusError(folder, f"{problem} {advice}")
     if format is None and (folder / arrow.SPLITS).exists():
         raise arrow.refuse_splits(folder)
     shards = _shards(folder, format)
