@@ -139,9 +139,10 @@ class KVTransfers(Columns):
 
     def rows(self, workers: int, chunks: int) -> IntArray:
         """Rows of kv head groups from worker i to j, int64 [2 hops, chunks, workers, workers]."""
-        away = self.take(np.flatnonzero(self.source != self.destination))
-        at = (away.passed_on.astype(np.int64), away.chunk, away.source, away.destination)
-        return scatter_add((2, chunks, workers, workers), at, away.length)
+        away = np.flatnonzero(self.source != self.destination)
+        hop = self.passed_on.astype(np.int64)
+        at = tuple(column[away] for column in (hop, self.chunk, self.source, self.destination))
+        return scatter_add((2, chunks, workers, workers), at, self.length[away])
 
 
 def kv_transfers(geometry: Geometry, fetches: KVFetches) -> KVTransfers:

@@ -165,13 +165,13 @@ def _least_busy(groups: _Groups, slices: _Slices, workers: int) -> IntArray:
     chunks = groups.runs.chunk[first]
     busy = [[0] * workers for _ in range(1 + int(chunks.max()))]  # rows, by chunk and worker
     worker = groups.runs.destination.tolist()
-    table = np.stack([first, slices.whole, slices.passed_on, chunks], axis=1)
-    order = np.argsort(slices.whole, kind="stable")
-    for i, (begin, among, rows, chunk) in zip(order, table[order].tolist(), strict=True):
-        load, candidates = busy[chunk], worker[begin : begin + among]
+    columns = (first, slices.whole, slices.passed_on, chunks)
+    begin, among, rows, chunk = (column.tolist() for column in columns)
+    for i in np.argsort(slices.whole, kind="stable").tolist():
+        load, candidates = busy[chunk[i]], worker[begin[i] : begin[i] + among[i]]
         loads = [load[candidate] for candidate in candidates]
         index = loads.index(min(loads))
-        load[candidates[index]] += rows
+        load[candidates[index]] += rows[i]
         chosen[i] = index
     return chosen
 
