@@ -92,6 +92,7 @@ class PoolConfig:
         # One spelling of one value: 0, 0.0 and a numpy float make the same plan fingerprint.
         for name, number in checked.items():
             object.__setattr__(self, name, number)
+        # Settings that exclude each other.
         if self.speeds == "measured" and self.placement != "surplus":
             raise ValueError(
                 f"speeds='measured' needs placement='surplus'; placement is {self.placement!r}"
@@ -197,6 +198,7 @@ def check_fields(
     # bool is a subclass of int: `check_count` and `check_number` refuse it where a number is due.
     for name, hint in _types(kind).items():
         where, value = f"{kind.__name__}.{name}", getattr(settings, name)
+        # The type says what a value may be, the arguments only what a type cannot.
         if get_origin(hint) is Literal:
             check_choice(where, value, get_args(hint))
         elif hint in _WORDS:
@@ -240,7 +242,7 @@ def check_number(
     if (
         isinstance(value, bool)
         or not isinstance(value, float | int)
-        or not 0 <= value <= most
+        or not 0 <= value <= most  # NaN too, which no comparison holds for
         or (value == 0 and not zero)
         or (value == math.inf and not endless)
     ):

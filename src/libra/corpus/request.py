@@ -67,6 +67,7 @@ class Request:
         present = list(names)
         listed = ", ".join(map(repr, present[:20])) + (", ..." if len(present) > 20 else "")
         listed = listed or "no column"
+        # A tokenizer says that texts are meant, even where there are lengths.
         texts = () if self.tokenizer is None else TEXT_COLUMNS
         usual = [*texts, *LENGTH_COLUMNS, *TOKEN_COLUMNS]
         for name in usual if self.column is None else [self.column]:

@@ -107,6 +107,7 @@ def draw_svg(spec: Mapping[str, Any]) -> str:
     The same specification gives the same bytes: Vega numbers ids on from one drawing to the next,
     so they are numbered again here.
     """
+    # An id is clip1 in the first drawing of a process and clip5 in the next.
     svg = vl_convert.vegalite_to_svg({**spec, "config": {**spec["config"], "aria": False}})
     ids = list(dict.fromkeys(re.findall(r'id="(\w+)"', svg)))
     return re.sub(r'(id="|url\(#)(\w+)', lambda m: f"{m[1]}part{ids.index(m[2])}", svg)
@@ -204,6 +205,7 @@ def curves(x: alt.X, y: alt.Y, places: Sequence[float], columns: Columns) -> Any
     With one place more than a column has values, places are the edges of bins and the curves are
     steps: the last value stands twice, at both edges of the last bin.
     """
+    # Where no place is left for it, the second copy of the last value is not drawn.
     data = [
         {"x": place, "y": height, "series": look.label}
         for look, values in columns.items()
@@ -232,6 +234,7 @@ def curve_figure(
     *layers: alt.Chart,
 ) -> Figure:
     """A figure of `curves`, with the table's rows as tooltips."""
+    # Pointing anywhere over a bin, or nearest to a place, shows its row.
     if len(places) > len(table[1]):
         bins = with_tooltips(*table, [{"x": a, "x2": b} for a, b in pairwise(places)])
         over = hover(bins.mark_rect(color=GREY), x="x:Q", x2="x2:Q").add_params(zoom("x"))

@@ -125,6 +125,7 @@ def lengths_figure(study: Study) -> Figure | None:
 def packs_figure(study: Study) -> Figure:
     """Attention of packs that all hold the same number of tokens."""
     values = study.packs.quantiles
+    # Quantile i of n stands for the packs from share i / n up to (i + 1) / n.
     columns = {Look("workload / mean", ORANGE): values}
     names = [f"{i}%" for i in range(len(values))]
     table = theme.number_table("packs up to here", names, columns, times)
@@ -147,6 +148,7 @@ def pooling_figure(study: Study) -> Figure | None:
     sizes = [point.pool_size for point in study.pooling]
     table = theme.number_table("P", map(count, sizes), columns, percent)
     most = max(map(max, columns.values())) or 1.0
+    # A perfect balance has no logarithm: zeros are drawn at the lower edge.
     ends = [most * _LEAST_SHARE, 1.3 * most]
     x = theme.doublings("replicas in a pool, P", sizes)
     y = alt.Y("y:Q", title="heaviest pool / mean, − 1").axis(**theme.log_percent_axis(*ends))
@@ -166,6 +168,7 @@ def workers_figure(study: Study) -> Figure:
     }
     names = [str(i) if each == 1 else f"{i} to {min(i + each, len(after)) - 1}" for i in starts]
     table = theme.number_table("worker", names, columns, lambda load: f"{times(load)} the mean")
+    # Each step has its worker's number in its middle: worker 0 from -0.5 to 0.5.
     edges = [*(i - 0.5 for i in starts), len(after) - 0.5]
     x = alt.X("x:Q", title="worker").axis(format="d", tickMinStep=1)
     x = x.scale(domain=[edges[0], edges[-1]], nice=False)
@@ -215,6 +218,7 @@ def tradeoff_figure(study: Study) -> Figure:
         fill=alt.Fill("series:N").scale(domain=names, range=_POOL_COLOURS),
         fillOpacity=alt.when("datum.fits").then(alt.value(0.8)).otherwise(alt.value(0.0)),
     )
+    # The ring and its word stand apart from the marks, so that no legend names them.
     chosen = theme.plot([points[best]] if best is not None else []).encode(x="x:Q", y="y:Q")
     ring = chosen.mark_point(size=420, color=GREY, strokeWidth=1.5)
     text = chosen.mark_text(text="recommended", dy=-20, fontWeight="bold")
@@ -267,6 +271,7 @@ def microbatches_figure(study: Study) -> Figure:
     }
     names = [f"{seconds(low)} to {seconds(high)}" for low, high in pairwise(edges)]
     table = theme.number_table("attention time, one layer", names, columns, percent)
+    # One unit for the axis; the table writes each time in its own.
     scale, unit = (1.0, "s") if edges[-1] >= 1 else (1e3, "ms")
     edges = [scale * edge for edge in edges]
     x = alt.X("x:Q", title=f"attention in one layer, forward and backward, {unit}")
@@ -281,6 +286,7 @@ def scaling_figure(study: Study, way: Literal["fixed_batch", "weak"]) -> Figure 
     points: tuple[ScalePoint, ...] = getattr(study.scaling, way)
     if not points:
         return None
+    # A scheme may lack a point: its curve has a gap there.
     looks = _scheme_looks(study, {key for point in points for key in point.tokens_per_second})
     columns = {
         look: [point.tokens_per_second.get(key, np.nan) / point.gpus for point in points]
@@ -314,6 +320,7 @@ def pipeline_figure(study: Study) -> Figure | None:
     names = [f"{_SCHEDULES[r.schedule]}, {r.stages} × {r.microbatches}" for r in study.pipeline]
     columns = {look: [r.bubble[key] for r in study.pipeline] for key, look in looks.items()}
     headings, rows = theme.number_table("stages × microbatches", names, columns, percent)
+    # A dot for each scheme, and a line from the first to the last of a schedule.
     dots = [
         {"y": name, "x": share, "series": look.label}
         for look, column in columns.items()

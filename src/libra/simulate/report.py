@@ -46,6 +46,7 @@ def render_report(study: Study) -> str:
     specs = {figure.key: figure.page_spec for figure in figures}
     pictures = {figure.key: _base64(draw_svg(figure.picture).encode()) for figure in figures}
     best = study.recommendation.candidate
+    # Every value is escaped and none may be missing; only our own script and JSON are marked safe.
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -86,6 +87,7 @@ def half_cost(bins: LengthBins) -> tuple[int, float, float]:
     """The longest samples with half of the attention cost: least length, and their shares of all
     samples and of the cost.
     """
+    # From the longest bin down, until half of the cost is held.
     start, held = len(bins.squares), 0.0
     while start > 0 and held < 0.5 * sum(bins.squares):
         start -= 1
@@ -98,6 +100,7 @@ def settings_groups(study: Study) -> dict[str, dict[str, str]]:
     """Everything that was chosen, and the corpus as it was read: headings, names and values."""
     corpus, settings = dataclasses.asdict(study.corpus), dataclasses.asdict(study.settings)
     del corpus["histogram"]
+    # The dataclasses among the settings have a heading each, the single values one together.
     parts = {name: value for name, value in settings.items() if isinstance(value, dict)}
     planning = {name: value for name, value in settings.items() if name not in parts}
     return {
