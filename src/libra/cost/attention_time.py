@@ -156,8 +156,9 @@ class AttentionTime:
 def attend_seconds(
     work: PoolSegments, table: KernelTable, shape: tuple[int, ...], direction: Direction
 ) -> Seconds:
-    """Seconds that each worker computes, [workers, 1 + chunks], from its kernel segments and a table
-    for these heads: local work in column 0, chunk c in column c + 1.  `shape` is workers, chunks.
+    """Seconds that each worker computes, [workers, 1 + chunks], from its kernel segments and a
+    table for these heads: local work in column 0, chunk c in column c + 1.  `shape` is (workers,
+    chunks).
 
     An attention call, the segments of a worker that wait for one chunk and read the same buffers,
     takes the sum of its segments' seconds and `KernelTable.call_seconds`.

@@ -1,4 +1,4 @@
-"""Seconds of a layer, a microbatch and a step: by hand in small cases, and the relations that hold in all."""
+"""Seconds of a layer, a microbatch and a step: by hand in small cases, by relations in all."""
 
 from __future__ import annotations
 
