@@ -71,8 +71,8 @@ class PoolConfig:
 
     memory_limit: float = math.inf
     """Most bytes of other workers' q, k, v and out that a worker holds in a forward pass for work
-    that it took, in the same unit.  Work that would exceed the limit stays at home (`surplus`
-    only).
+    that it took, in multiples of the bytes of its own.  Work that would exceed the limit stays at
+    home (`surplus` only).
     """
 
     ranks_per_node: int = 8
