@@ -17,7 +17,7 @@ from libra.cli.main import main
 from tests.pools import real_pool
 
 ROOT = Path(__file__).parents[2]
-WITH_OUTPUT = re.compile(r"```python[^\n]*\n(.*?)```\n+```text\n(.*?)```", re.DOTALL)
+WITH_OUTPUT = re.compile(r"```python[^\n]*\n([^`]*)```\n+```text\n(.*?)```", re.DOTALL)
 
 
 def blocks_with_output() -> list[tuple[str, str, str]]:
