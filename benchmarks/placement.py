@@ -104,12 +104,14 @@ def main(args: Args) -> None:
     for case in CASES:
         packs = pack(np.load(getattr(args, case.corpus)), case)
         pools = [pool for window in windows(packs, case)[: args.windows] for pool in window]
+        title = f"{case.title} ({len(pools)})"
         for name, config in placements(case):
             plan_once(packs, pools[0], case, config)  # warm
             rows = [pool_figures(*plan_once(packs, pool, case, config)) for pool in pools]
             figures = {key: [row[key] for row in rows if key in row] for _, key, *_ in SHOWN}
             cells = [f"{over(figures[key]):.{digits}f}" for _, key, over, digits in SHOWN]
-            print(f"| {case.title} ({len(pools)}) | {name} | {' | '.join(cells)} |")
+            print(f"| {title} | {name} | {' | '.join(cells)} |")
+            title = ""  # once a case
             written.append({"case": asdict(case), "placement": name, "figures": figures})
     machine = {
         "date": time.strftime("%Y-%m-%d"),
