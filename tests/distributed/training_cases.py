@@ -126,7 +126,7 @@ def train(rank: int, world_size: int, case: Training) -> Trained:
         losses=losses,
         gradients=gradients,
         evaluated=evaluated,
-        bytes_moved=sum(plan.bytes_q + plan.bytes_kv + plan.bytes_o for plan in moved),
+        bytes_moved=sum(int(plan.traffic.sum()) for plan in moved),
         attention_forwards=sum(len(calls) for _, calls in microbatches),
     )
 

@@ -187,21 +187,6 @@ class PoolPlan:
         again = self.config.backward == "refetch"
         return np.stack([o.T, again * q, again * kv, q.T, kv.T])
 
-    @property
-    def bytes_q(self) -> int:
-        """Query bytes that travel in a forward pass, all workers."""
-        return int(self.traffic[0].sum())
-
-    @property
-    def bytes_kv(self) -> int:
-        """Key and value bytes that travel in a forward pass, all workers."""
-        return int(self.traffic[1].sum())
-
-    @property
-    def bytes_o(self) -> int:
-        """Output bytes that travel in a forward pass, all workers."""
-        return int(self.traffic[2].sum())
-
     def digest(self) -> int:
         """63-bit fingerprint of the whole plan; equal on every rank that may exchange under it."""
         return fingerprint(self.to_buffer().tobytes())

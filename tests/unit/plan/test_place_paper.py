@@ -37,8 +37,8 @@ def test_real_lengths_give_the_expected_balance_and_bytes(row: dict[str, str]) -
     plan = plan_pool(packs, cp_size=n["cp_size"], config=config, heads=heads)
     assert len(plan.assignment) == n["tiles"]
     assert f"{plan.imbalance:.4f}" == row["imbalance"]
-    assert f"{(plan.bytes_q + plan.bytes_o) / 1e9:.2f}" == row["qo_gb"]
-    assert f"{plan.bytes_kv / 1e9:.2f}" == row["kv_gb"]
+    assert f"{(plan.traffic[0].sum() + plan.traffic[2].sum()) / 1e9:.2f}" == row["qo_gb"]
+    assert f"{plan.traffic[1].sum() / 1e9:.2f}" == row["kv_gb"]
 
     ulysses = PoolConfig(pool_size=1, placement="ulysses")
     loads = [
@@ -65,11 +65,7 @@ def test_the_paper_placement_is_that_of_the_slow_planner_tile_by_tile(pool: Smal
     assert plan.load.dtype == np.int64
     assert plan.assignment.tolist() == slow.assignment
     assert plan.load.tolist() == slow.load
-    assert (plan.bytes_q, plan.bytes_kv, plan.bytes_o) == (
-        slow.bytes_q,
-        slow.bytes_kv,
-        slow.bytes_o,
-    )
+    assert plan.traffic.sum(axis=(1, 2)).tolist() == [slow.bytes_q, slow.bytes_kv, slow.bytes_o]
 
 
 def test_tiles_of_one_sample_on_one_worker_share_its_keys_and_values() -> None:
@@ -82,8 +78,8 @@ def test_tiles_of_one_sample_on_one_worker_share_its_keys_and_values() -> None:
     # and a 10 and is full; the other worker takes the rest and fetches the one key/value head once.
     assert plan.assignment[:4].tolist() == [0, 1, 0, 1]
     assert plan.load.tolist() == [36, 36]
-    assert plan.bytes_kv == 8 * 2
-    assert plan.bytes_q == plan.bytes_o == 4 + 4
+    assert plan.traffic[1].sum() == 8 * 2
+    assert plan.traffic[0].sum() == plan.traffic[2].sum() == 4 + 4
 
 
 def test_six_query_heads_over_three_kv_heads_plan_on_two_shards() -> None:
@@ -93,4 +89,4 @@ def test_six_query_heads_over_three_kv_heads_plan_on_two_shards() -> None:
         PACKS, tokens=16, cp_size=2, block_size=4, head_shards=2, tolerance=0.03, heads=heads
     )
     assert plan.assignment.tolist() == slow.assignment
-    assert plan.bytes_kv == slow.bytes_kv
+    assert plan.traffic[1].sum() == slow.bytes_kv

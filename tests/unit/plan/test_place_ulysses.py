@@ -58,15 +58,16 @@ def test_a_full_pack_moves_all_but_one_part_in_cp_of_each_tensor() -> None:
     heads = HeadShape(q=32, kv=8, dim=128, bytes=2)
     plan = plan_pool([[0, 1000, tokens]], cp_size=cp_size, config=ULYSSES, heads=heads)
     moves = tokens * (cp_size - 1) // cp_size
-    assert plan.bytes_q == plan.bytes_o == moves * 32 * 128 * 2
-    assert plan.bytes_kv == 2 * moves * 8 * 128 * 2
+    assert plan.traffic[0].sum() == plan.traffic[2].sum() == moves * 32 * 128 * 2
+    assert plan.traffic[1].sum() == 2 * moves * 8 * 128 * 2
 
 
 def test_fewer_kv_heads_than_ranks_are_sent_once_to_each_rank() -> None:
     tokens, cp_size = 1024, 8
     heads = HeadShape(q=8, kv=2, dim=16, bytes=2)
     plan = plan_pool([[0, tokens]], cp_size=cp_size, config=ULYSSES, heads=heads)
-    assert plan.bytes_kv == 2 * tokens * (cp_size - 1) * 16 * 2  # one head, to each of the others
+    # One head, to each of the others.
+    assert plan.traffic[1].sum() == 2 * tokens * (cp_size - 1) * 16 * 2
 
 
 def test_forty_query_heads_at_cp_16_are_refused_by_name_and_planned_by_libra() -> None:

@@ -16,6 +16,7 @@ D key head dim, E value head dim, W the common width max(D, E) that the operator
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -98,19 +99,16 @@ class CpuKernel:
         """Write the segments' rows of `out_TNE` and their flat `lse`."""
         check_buffers(prepared.extents, buffers)
         q_TND, k_TND, v_TNE, out_TNE, lse = buffers
-        q_TNW, k_TNW, v_TNW = self._operands(q_TND, k_TND, v_TNE)
+        q_at, k_at, v_at = map(_blocks, self._operands(q_TND, k_TND, v_TNE))
         sum_TNE = _summable(out_TNE, lse)
+        sum_at = _blocks(sum_TNE)
         for task in prepared.parts:
+            queries, keys = task.queries, task.keys
             part_HRW, part_lse = cpu_flash_attention(
-                _block(q_TNW, task.queries),
-                _block(k_TNW, task.keys),
-                _block(v_TNW, task.keys),
-                0.0,
-                task.causal,
-                scale=scale,
+                q_at(queries), k_at(keys), v_at(keys), 0.0, task.causal, scale=scale
             )
-            part_HRE = part_HRW[..., : v_TNE.shape[2]]
-            out, out_lse = _block(sum_TNE, task.queries), _lse_at(lse, task)
+            part_HRE = _first(part_HRW, v_TNE.shape[2])
+            out, out_lse = sum_at(queries), _lse_at(lse, task)
             if task.opens:
                 out.copy_(part_HRE)
                 out_lse.copy_(part_lse)
@@ -129,26 +127,28 @@ class CpuKernel:
         check_buffers(prepared.extents, buffers, grads)
         *tensors, lse = buffers
         key_dim, value_dim = buffers.q.shape[2], buffers.v.shape[2]
-        dout_TNW, q_TNW, k_TNW, v_TNW, out_TNW = self._operands(grads.dout, *tensors)
         sum_TND = _summable(grads.dq, lse)
+        sum_at, dk_at, dv_at = map(_blocks, (sum_TND, grads.dk, grads.dv))
+        dout_at, q_at, k_at, v_at, out_at = map(_blocks, self._operands(grads.dout, *tensors))
         for task in prepared.parts:
+            queries, keys = task.queries, task.keys
             part_dq, part_dk, part_dv = cpu_flash_attention_backward(
-                _block(dout_TNW, task.queries),
-                _block(q_TNW, task.queries),
-                _block(k_TNW, task.keys),
-                _block(v_TNW, task.keys),
-                _block(out_TNW, task.queries),
+                dout_at(queries),
+                q_at(queries),
+                k_at(keys),
+                v_at(keys),
+                out_at(queries),
                 _lse_at(lse, task),
                 0.0,
                 task.causal,
                 scale=scale,
             )
             # dQ is written by the first piece of its rows; dK and dV belong to all segments.
-            dq = _block(sum_TND, task.queries)
+            dq = sum_at(queries)
             write = dq.copy_ if task.opens else dq.add_
-            write(part_dq[..., :key_dim])
-            _block(grads.dk, task.keys).add_(part_dk[..., :key_dim])
-            _block(grads.dv, task.keys).add_(part_dv[..., :value_dim])
+            write(_first(part_dq, key_dim))
+            dk_at(keys).add_(_first(part_dk, key_dim))
+            dv_at(keys).add_(_first(part_dv, value_dim))
         _copy_rows(grads.dq, sum_TND, prepared)
 
     def _operands(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -203,13 +203,26 @@ def cut(q_len: int, k_len: int, leaf: int, *, causal: bool = True) -> tuple[Piec
     return (*squares, *rectangles)
 
 
-def _block(buffer_TNW: torch.Tensor, at: tuple[int, int, int, int]) -> torch.Tensor:
-    """Heads and rows of a buffer, [1, heads, rows, W], for the price of one view."""
-    head, heads, row, rows = at
+def _blocks(buffer_TNW: torch.Tensor) -> Callable[[tuple[int, int, int, int]], torch.Tensor]:
+    """Views of a buffer by (first head, heads, first row, rows): [1, heads, rows, W].
+
+    Segments may be a few rows long, so strides are read once a buffer and not once a view.
+    """
+    start, width = int(buffer_TNW.storage_offset()), buffer_TNW.shape[2]
     row_stride, head_stride, element_stride = buffer_TNW.stride()
-    offset = int(buffer_TNW.storage_offset()) + row * row_stride + head * head_stride
-    shape = (1, heads, rows, buffer_TNW.shape[2])
-    return buffer_TNW.as_strided(shape, (0, head_stride, row_stride, element_stride), offset)
+    strides = (0, head_stride, row_stride, element_stride)
+
+    def view(at: tuple[int, int, int, int]) -> torch.Tensor:
+        head, heads, row, rows = at
+        offset = start + row * row_stride + head * head_stride
+        return buffer_TNW.as_strided((1, heads, rows, width), strides, offset)
+
+    return view
+
+
+def _first(t_HRW: torch.Tensor, dim: int) -> torch.Tensor:
+    """The first `dim` elements of each head; the others are padding."""
+    return t_HRW if t_HRW.shape[-1] == dim else t_HRW[..., :dim]
 
 
 def _lse_at(lse: torch.Tensor, task: Task) -> torch.Tensor:
@@ -228,6 +241,7 @@ def _copy_rows(to_TNX: torch.Tensor, from_TNX: torch.Tensor, prepared: Prepared[
     """Copy the segments' rows, unless the sums were made in place."""
     if to_TNX is from_TNX:
         return
+    to_at, from_at = _blocks(to_TNX), _blocks(from_TNX)
     for task in prepared.parts:
         if task.opens:  # pieces that open cover every row once
-            _block(to_TNX, task.queries).copy_(_block(from_TNX, task.queries))
+            to_at(task.queries).copy_(from_at(task.queries))
