@@ -33,7 +33,7 @@ import tyro
 from numpy.typing import NDArray
 
 import libra
-from libra.config import check_count
+from libra.config import check_count, check_fields
 from libra.data.lengths import MAX_LENGTH
 from libra.simulate.pooling import PoolCurve, pool_curve
 
@@ -66,22 +66,18 @@ class LengthModel:
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the field, for values that no distribution has."""
-        for name in ("tail_start", "longest"):
-            if check_count(f"LengthModel.{name}", getattr(self, name)) > MAX_LENGTH:
-                raise ValueError(f"LengthModel.{name} is {getattr(self, name)}; at most 2^31")
-        for name, least in (("median", 1), ("sigma", 0), ("alpha", 0), ("tail_run", 1)):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= least) or (name == "alpha" and value == 0):
-                above = "> 0" if name == "alpha" else f">= {least}"
-                raise ValueError(f"LengthModel.{name} is {value!r}; it must be finite and {above}")
-        for name, share in (("tail_share", self.tail_share), ("at_longest", self.at_longest)):
-            if not 0 <= share <= 1 or (name == "tail_share" and share == 1):
-                below = "below 1" if name == "tail_share" else "at most 1"
-                raise ValueError(f"LengthModel.{name} is {share!r}; a share is >= 0 and {below}")
-        if self.tail_start > self.longest:
-            raise ValueError(
-                f"LengthModel.tail_start is {self.tail_start}, above longest={self.longest}"
-            )
+        check_fields(
+            self, zero=("sigma", "tail_share", "at_longest"), shares=("tail_share", "at_longest")
+        )
+        for name, allowed, need in (
+            ("median", self.median >= 1, ">= 1"),
+            ("tail_run", self.tail_run >= 1, ">= 1"),
+            ("tail_share", self.tail_share < 1, "below 1"),
+            ("longest", self.longest <= MAX_LENGTH, f"at most {MAX_LENGTH}"),
+            ("tail_start", self.tail_start <= self.longest, f"at most longest={self.longest}"),
+        ):
+            if not allowed:
+                raise ValueError(f"LengthModel.{name} is {getattr(self, name)}; it must be {need}")
 
 
 CORPUS_256K: Final = LengthModel(
