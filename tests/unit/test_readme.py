@@ -110,7 +110,8 @@ def test_the_simulator_gives_the_steps_that_the_pages_show(
     steps = dict(re.findall(r"^│ (Ulysses|Libra|ideal) +│ ([\d.]+ s) │", shown, re.MULTILINE))
     speedups = dict(re.findall(r"^│ (Libra|ideal) .* ([\d.]+x) │$", shown, re.MULTILINE))
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"takes {steps['Libra']} where Ulysses takes {steps['Ulysses']}" in readme
+    ulysses = "[Ulysses](https://arxiv.org/abs/2309.14509)"
+    assert f"takes {steps['Libra']} where {ulysses} takes {steps['Ulysses']}" in readme
     assert f"{speedups['Libra']} over Ulysses" in readme
     assert f"would give {speedups['ideal']}" in readme
     page = (ROOT / "docs" / "simulator.md").read_text(encoding="utf-8")

@@ -74,7 +74,8 @@ def _candidate_table(study: Study) -> Table:
 
 def _scheme_table(study: Study) -> Table:
     names = ("", "step", "attention", "exposed", "other", "speedup")
-    table = _table("Schemes: step time of the slowest pool", *names)
+    windows = study.corpus.windows_compared
+    table = _table(f"Schemes: step time of the slowest pool, mean of {windows} windows", *names)
     for row in study.schemes:
         # The step, then its three parts.
         parts = (row.step_seconds, row.attention_seconds, row.exposed_seconds, row.other_seconds)

@@ -82,6 +82,8 @@ class CorpusSummary:
     """Windows of the corpus; one window is the packs of one optimizer step."""
     windows_replayed: int = 0
     """Windows that were replayed for the candidates."""
+    windows_compared: int = 0
+    """Windows in which the schemes were compared; means over these."""
     histogram: LengthBins
     """Lengths of all samples."""
 

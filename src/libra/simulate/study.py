@@ -70,8 +70,8 @@ class StudyOptions:
     windows: int = 32
     """Windows to replay, a stratified sample; 0 for all."""
 
-    compared_windows: int = 3
-    """Windows in which all schemes are compared."""
+    compared_windows: int = 16
+    """Most of the replayed windows in which all schemes are compared."""
 
     scale_to: int = 1024
     """Most replicas that throughput is predicted for."""
@@ -156,7 +156,12 @@ def run_study(config: StudyConfig, progress: Progress) -> Study:
     scaling = scale_replicas(
         kept[0], first, setting, progress, most=options.scale_to, seed=options.seed
     )
-    corpus = replace(corpus, source=config.source, windows_replayed=len(sample.windows))
+    corpus = replace(
+        corpus,
+        source=config.source,
+        windows_replayed=len(sample.windows),
+        windows_compared=len(compared),
+    )
     return Study(
         corpus=corpus,
         settings=_settings(config),
@@ -227,15 +232,13 @@ def _survey(config: StudyConfig, progress: Progress) -> tuple[CorpusSummary, Flo
 def _sample(config: StudyConfig, workloads: FloatArray) -> WindowSample:
     """Windows to replay, in strata by how much their heaviest pack outweighs the mean."""
     skew = workloads.max(axis=1) / np.maximum(workloads.mean(axis=1), 1.0)
-    wanted = config.options.windows or len(workloads)
-    return sample_windows(skew, wanted, seed=config.options.seed)
+    return sample_windows(skew, config.options.windows or len(skew), seed=config.options.seed)
 
 
 def _spread_over(windows: IntArray, count: int) -> list[int]:
     """`count` of the windows, or all there are, evenly spread."""
     chosen = np.linspace(0, len(windows) - 1, min(count, len(windows))).round().astype(int)
-    numbers: list[int] = windows[chosen].tolist()
-    return numbers
+    return list(map(int, windows[chosen]))
 
 
 def _keeping(windows: Iterable[Packs], wanted: Sequence[int], kept: list[Packs]) -> Iterator[Packs]:
