@@ -24,6 +24,7 @@ from libra.config import check_count
 from libra.data.lengths import IntArray, check_lengths
 from libra.data.packing import Packs
 from libra.data.sampler import PoolSampler
+from libra.plan.geometry import spread
 
 MOST_TOKENS: Final = 1.5
 """Most tokens of a pack over L, unless another limit is given.  An assumption: the memory that is
@@ -136,10 +137,8 @@ class WlbSampler:
     def __iter__(self) -> Iterator[IntArray]:
         order, dp_size = self._order, self._order.dp_size
         windows = order.schedule().reshape(order.windows, order.global_batch)
-        for window in windows.tolist():
-            held = np.concatenate(
-                [np.arange(span.start, span.stop) for span in map(self._packs.pieces_of, window)]
-            )
+        for window in windows:
+            held = spread(self._packs.offsets[window], np.diff(self._packs.offsets)[window])
             lengths, tokens = self._packs.lengths[held], self._packs.tokens
             packs = pack_by_cost(lengths, len(window), tokens, self._config)
             for pack in packs[order.dp_rank :: dp_size]:

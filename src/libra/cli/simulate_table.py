@@ -73,9 +73,8 @@ def _candidate_table(study: Study) -> Table:
 
 
 def _scheme_table(study: Study) -> Table:
-    names = ("", "step", "attention", "exposed", "other", "speedup")
-    windows = study.corpus.windows_compared
-    table = _table(f"Schemes: step time of the slowest pool, mean of {windows} windows", *names)
+    title = f"Schemes: step of the slowest pool, mean of {study.corpus.windows_compared} windows"
+    table = _table(title, "", "step", "attention", "exposed", "other", "speedup")
     for row in study.schemes:
         # The step, then its three parts.
         parts = (row.step_seconds, row.attention_seconds, row.exposed_seconds, row.other_seconds)

@@ -121,7 +121,7 @@ def check_workloads(workloads: ArrayLike) -> Loads:
             "hold integers that fit an int64, or floats"
         )
     is_float = array.dtype.kind == "f"
-    weights: Loads = array.astype(np.float64) if is_float else _as_int64(array, "workloads")
+    weights: Loads = array.astype(float, copy=False) if is_float else _as_int64(array, "workloads")
     if (i := first_true(~(np.isfinite(weights) & (weights >= 0)))) is not None:
         raise ValueError(f"workloads[{i}] is {weights[i]}; a workload must be finite and >= 0")
     return weights

@@ -20,6 +20,7 @@ from libra.cost.pipeline import ScheduleName
 from libra.data.lengths import IntArray
 from libra.data.packing import Packs
 from libra.data.pools import make_pools
+from libra.plan.geometry import spread
 from libra.simulate.predict import Setting, WindowSeconds, ideal_seconds, scheme_seconds
 from libra.simulate.results import (
     MicrobatchTimes,
@@ -266,12 +267,12 @@ def weak(
 def select_packs(packs: Packs, chosen: IntArray) -> Packs:
     """Some packs, in the order given and as often as named."""
     # Packs of 2 3 1 pieces, packs 2 0 chosen: pieces 5 0 1, offsets 0 1 3.
-    pieces = np.arange(len(packs.lengths))
-    where = np.concatenate([pieces[packs.pieces_of(pack)] for pack in chosen])
+    counts = np.diff(packs.offsets)[chosen]
+    where = spread(packs.offsets[chosen], counts)
     return Packs(
         tokens=packs.tokens,
         lengths=packs.lengths[where],
-        offsets=np.append(0, np.cumsum(np.diff(packs.offsets)[chosen])),
+        offsets=np.append(0, np.cumsum(counts)),
         samples=packs.samples[where],
         starts=packs.starts[where],
     )

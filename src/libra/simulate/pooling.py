@@ -177,7 +177,9 @@ def random_grouping(
     packs, and pool sizes that don't divide `packs`.
     """
     weights = np.asarray(check_workloads(workloads), dtype=np.float64)
+    check_count("packs", packs)
     check_count("draws", draws)
+    check_count("seed", seed, least=0)
     if len(weights) < packs:
         raise ValueError(f"the corpus has {len(weights)} packs, less than one window of {packs}")
     for size in pool_sizes:
